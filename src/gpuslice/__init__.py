@@ -1,0 +1,3 @@
+"""gpuslice: share GPUs in Kubernetes, on a laptop or on a real cluster."""
+
+__version__ = "0.1.0"

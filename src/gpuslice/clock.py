@@ -1,0 +1,45 @@
+"""Time as a parameter: everything that waits or stamps takes a `Clock`, so that tests never sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of time and the only way to wait."""
+
+    def now_ns(self) -> int:
+        """Unix time in nanoseconds."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for that many seconds of this clock."""
+
+
+class SystemClock:
+    """The machine's own time."""
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def rfc3339(ns: int) -> str:
+    """A Kubernetes `metav1.Time`: whole seconds, UTC, suffix Z."""
+    return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def rfc3339_micro(ns: int) -> str:
+    """A Kubernetes `metav1.MicroTime`: six decimals, UTC, suffix Z."""
+    seconds, rest = divmod(ns, 1_000_000_000)
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{rest // 1000:06d}Z"

@@ -1,0 +1,70 @@
+"""Every resource, annotation, label and environment name, in one place.
+
+The `aliyun.com` and `ALIYUN_COM_*` names are gpushare's (AliyunContainerService/gpushare-*),
+kept letter for letter so that its manifests, clients and running pods keep their meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- extended resources -----------------------------------------------------------------------
+GPU_MEM: Final = "aliyun.com/gpu-mem"
+"""Shares of one GPU's memory; one unit is what the node says it is (`MEMORY_UNIT`)."""
+GPU_COUNT: Final = "aliyun.com/gpu-count"
+"""How many physical GPUs a node has: informative, as in gpushare."""
+WHOLE_GPU: Final = "nvidia.com/gpu"
+"""Whole GPUs, as NVIDIA's device plugin names them."""
+
+# --- gpushare's pod annotations (and, with the same names, environment variables) ---------------
+MEM_IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
+"""Decimal index of the one GPU that the pod is on."""
+MEM_POD: Final = "ALIYUN_COM_GPU_MEM_POD"
+"""Units that the whole pod holds."""
+MEM_DEV: Final = "ALIYUN_COM_GPU_MEM_DEV"
+"""Units that the GPU has."""
+MEM_ASSIGNED: Final = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+""" "false" from bind on, "true" once the node has handed the GPU out."""
+MEM_ASSUME_TIME: Final = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
+"""Unix nanoseconds, decimal."""
+MEM_CONTAINER: Final = "ALIYUN_COM_GPU_MEM_CONTAINER"
+"""Environment only: units that this container holds."""
+GPUSHARE_ALLOCATION: Final = "scheduler.framework.gpushare.allocation"
+"""gpushare 2.0: JSON {"<container index>": {"<GPU index>": units}}; several GPUs or containers."""
+GPUSHARE_ANNOTATIONS: Final = (MEM_IDX, MEM_POD, MEM_DEV, MEM_ASSIGNED, MEM_ASSUME_TIME)
+
+# --- our own pod annotations --------------------------------------------------------------------
+ALLOCATION: Final = "gpuslice.io/allocation"
+"""The authoritative record: JSON {"<container name>": {"<GPU uuid>": MiB}} (`requests.allocation`)."""
+SHARES_ACROSS: Final = "gpuslice.io/gpus-per-container"
+"""Asked by the user: spread each container's gpu-mem evenly over this many GPUs."""
+
+# --- node annotations and labels ----------------------------------------------------------------
+NODE_GPUS: Final = "gpuslice.io/gpus"
+"""JSON list of the node's GPUs, published by the agent (`devices.inventory`)."""
+MEMORY_UNIT: Final = "gpuslice.io/memory-unit"
+"""What one unit of gpu-mem is on this node: "GiB", "MiB" or a chunk such as "256MiB"."""
+LABEL_GPUSHARE: Final = "gpushare"
+"""Node label of gpushare's DaemonSet selector: "true" joins the pool."""
+LABEL_DISABLE_ISOLATION: Final = "cgpu.disable.isolation"
+"""Node label; "true" makes the agent add CGPU_DISABLE=true to containers."""
+
+# --- environment of a container -----------------------------------------------------------------
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+CGPU_DISABLE: Final = "CGPU_DISABLE"
+SLICE_DIR_IN_CONTAINER: Final = "/run/gpuslice"
+"""Where the container finds `slice.json`: what it holds, written once its identity is certain."""
+
+# --- other names --------------------------------------------------------------------------------
+SCHEDULER_NAME: Final = "gpuslice"
+UNHEALTHY_NAMESPACE: Final = "kube-system"
+UNHEALTHY_PREFIX: Final = "unhealthy-gpu-"
+"""ConfigMap kube-system/unhealthy-gpu-<node>, key `gpus` = "0,2": GPUs that must get no new pod."""
+UNHEALTHY_KEY: Final = "gpus"
+EXTENDER_PREFIX: Final = "/gpushare-scheduler"
+
+# --- simulation -----------------------------------------------------------------------------------
+RUN_SECONDS: Final = "gpuslice.io/run-seconds"
+"""Pod annotation, simulated kubelet only: the pod's containers end after that many seconds."""
+EXIT_CODE: Final = "gpuslice.io/exit-code"
+"""Pod annotation, simulated kubelet only: the exit code they end with (default 0)."""
