@@ -1,0 +1,84 @@
+"""The GPUs of one node, as its agent found them.
+
+Models may be mixed: every GPU carries its own memory (gpushare gave all GPUs the size of the first).
+The identity of a GPU is its UUID; the index is how humans and gpushare's annotations call it and may
+change at a reboot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpuslice.errors import InputError
+from gpuslice.units import GIB, MemoryUnit
+
+MAX_GPUS = 64
+"""GPUs per node that the engine has room for; the largest machines today have 16."""
+
+
+class Mode(StrEnum):
+    """How a GPU is used right now. A GPU is in one mode at a time and changes it when free."""
+
+    FREE = "free"
+    SHARED = "shared"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU. `memory_mib` is what containers can hold; `reason` says why it is unhealthy."""
+
+    index: int
+    uuid: str
+    model: str
+    memory_mib: int
+    healthy: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """All GPUs of a node, ordered by index, and what one unit of gpu-mem is there.
+
+    Raises InputError for duplicate UUIDs or indexes and for impossible sizes.
+    """
+
+    gpus: tuple[Gpu, ...]
+    unit: MemoryUnit = GIB
+    _by_uuid: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.gpus) > MAX_GPUS:
+            raise InputError(
+                f"{len(self.gpus)} GPUs on one node; at most {MAX_GPUS} are supported", field="gpus"
+            )
+        for what, values in (("uuid", [g.uuid for g in self.gpus]), ("index", [g.index for g in self.gpus])):
+            for value, times in Counter(values).items():
+                if times > 1:
+                    raise InputError(
+                        f"{value!r} appears {times} times; every GPU needs its own {what}",
+                        field=f"gpus.{what}",
+                    )
+        for gpu in self.gpus:
+            if gpu.memory_mib < 0 or gpu.memory_mib >= 2**31 or gpu.index < 0:
+                raise InputError(
+                    f"GPU {gpu.uuid} has index {gpu.index} and {gpu.memory_mib} MiB; both must be 0 or more",
+                    field="gpus",
+                )
+        object.__setattr__(self, "gpus", tuple(sorted(self.gpus, key=lambda gpu: gpu.index)))
+        object.__setattr__(self, "_by_uuid", {gpu.uuid: gpu for gpu in self.gpus})
+
+    def find(self, uuid: str) -> Gpu | None:
+        """The GPU of that UUID, if the node still has it."""
+        return self._by_uuid.get(uuid)
+
+    def at(self, index: int) -> Gpu | None:
+        """The GPU of that index, if the node still has it."""
+        return next((gpu for gpu in self.gpus if gpu.index == index), None)
+
+    def units_of(self, gpu: Gpu) -> int:
+        """Units of gpu-mem that the GPU offers."""
+        return self.unit.units_in(gpu.memory_mib)

@@ -1,0 +1,318 @@
+"""The GPUs of the whole cluster as arrays: one row per node, one column per GPU slot.
+
+A question about 5,000 nodes is a handful of numpy operations on summaries that are kept up to date
+event by event, so a filter costs microseconds. Only pods whose containers might need different GPUs
+fall back to the exact search of `placement.node`, on the nodes that the summaries do not rule out.
+
+Memory is int32 MiB and signed: an over-committed GPU shows a negative remainder instead of wrapping
+round to a huge one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.policy import Policy
+from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
+from gpuslice.requests.allocation import Allocation, Charge
+from gpuslice.requests.pod import PodRequest, Role
+from gpuslice.units import MAX_UNITS
+
+Rows = npt.NDArray[np.int32]
+Codes = npt.NDArray[np.uint8]
+Refuse = Callable[[npt.NDArray[np.bool_], Code], None]
+
+CODES: tuple[Code, ...] = (
+    Code.FITS,
+    Code.NODE_NOT_FOUND,
+    Code.NOT_GPU_NODE,
+    Code.NODE_FULL,
+    Code.NO_WHOLE_GPU,
+    Code.INSUFFICIENT_GPUS,
+    Code.INSUFFICIENT,
+    Code.UNHEALTHY,
+)
+"""What the numbers in an array of codes mean; 0 is a yes."""
+_NUMBER = {code: number for number, code in enumerate(CODES)}
+NO_NODE = 0
+"""The row that stands for every unknown name: always empty."""
+UNLIMITED = MAX_UNITS
+"""Allocatable of a node that states none: only the GPUs themselves limit it."""
+
+
+class Fleet:
+    """Mutable state of all GPUs. Every method is synchronous and leaves the summaries consistent."""
+
+    def __init__(self) -> None:
+        self._row: dict[str, int] = {}
+        self._names: list[str] = [""]
+        self._gpus: list[NodeGpus | None] = [None]
+        self._reusable: list[int] = []
+        self.version = 0
+        """Changes whenever a name may mean another row (nodes added or removed)."""
+        self._slots = 1
+        self._allocate(rows=16, slots=8)
+
+    # --- nodes ------------------------------------------------------------------------------------
+    def __contains__(self, node: str) -> bool:
+        return node in self._row
+
+    def names(self) -> list[str]:
+        """All node names, sorted."""
+        return sorted(self._row)
+
+    def set_node(self, node: str, gpus: NodeGpus, *, units: int = UNLIMITED, whole: int = UNLIMITED) -> None:
+        """Add a node or replace its inventory. All charges on it are gone: charge its pods again.
+
+        `units` and `whole`: what the node's device plugin lets the kubelet hand out at the moment.
+        """
+        row = self._row.get(node)
+        if row is None:
+            row = self._reusable.pop() if self._reusable else len(self._names)
+            if row == len(self._names):
+                self._names.append(node)
+                self._gpus.append(None)
+            self._names[row] = node
+            self._row[node] = row
+            self.version += 1
+        if row >= self._total.shape[1] or len(gpus.gpus) > self._slots:
+            self._grow(rows=row + 1, slots=len(gpus.gpus))
+        self._gpus[row] = gpus
+        self._clear(row)
+        count = len(gpus.gpus)
+        self._total[:count, row] = self._free[:count, row] = [gpu.memory_mib for gpu in gpus.gpus]
+        self._healthy[:count, row] = [gpu.healthy for gpu in gpus.gpus]
+        self._present[:count, row] = True
+        self._unit[row] = gpus.unit.mib
+        self._units_left[row], self._whole_left[row] = units, whole
+        self._summarise(row)
+
+    def drop_node(self, node: str) -> None:
+        """Forget a node. Unknown names are fine."""
+        row = self._row.pop(node, None)
+        if row is not None:
+            self._gpus[row] = None
+            self._names[row] = ""
+            self._clear(row)
+            self._summarise(row)
+            self._reusable.append(row)
+            self.version += 1
+
+    def gpus(self, node: str) -> NodeGpus | None:
+        """The inventory as it was set."""
+        row = self._row.get(node)
+        return None if row is None else self._gpus[row]
+
+    def rooms(self, node: str) -> list[GpuRoom]:
+        """What is left of each GPU of a node, by index. Empty for an unknown node."""
+        row = self._row.get(node)
+        inventory = None if row is None else self._gpus[row]
+        if row is None or inventory is None:
+            return []
+        return [
+            GpuRoom(
+                gpu.index,
+                gpu.uuid,
+                int(self._free[slot, row]),
+                int(self._total[slot, row]),
+                int(self._holders[slot, row]),
+                bool(self._healthy[slot, row]),
+            )
+            for slot, gpu in enumerate(inventory.gpus)
+        ]
+
+    # --- charges ----------------------------------------------------------------------------------
+    def charge(self, node: str, charges: Iterable[Charge], request: PodRequest) -> None:
+        """Take what a pod holds. GPUs that the node does not have (any more) are skipped."""
+        self._apply(node, charges, request, 1)
+
+    def release(self, node: str, charges: Iterable[Charge], request: PodRequest) -> None:
+        """Give back exactly what `charge` took."""
+        self._apply(node, charges, request, -1)
+
+    def _apply(self, node: str, charges: Iterable[Charge], request: PodRequest, sign: int) -> None:
+        row = self._row.get(node)
+        inventory = None if row is None else self._gpus[row]
+        if row is None or inventory is None:
+            return
+        slots = {gpu.uuid: slot for slot, gpu in enumerate(inventory.gpus)}
+        for taken in charges:
+            slot = slots.get(taken.gpu)
+            if slot is not None:
+                mib = int(self._total[slot, row]) if taken.whole else taken.mib
+                self._free[slot, row] -= sign * mib
+                self._holders[slot, row] += sign
+        self._units_left[row] -= sign * request.units
+        self._whole_left[row] -= sign * request.whole
+        self._summarise(row)
+
+    # --- questions --------------------------------------------------------------------------------
+    def rows(self, nodes: Sequence[str]) -> Rows:
+        """Row numbers of names; unknown ones are `NO_NODE`. Valid while `version` stays the same."""
+        get = self._row.get
+        return np.fromiter((get(name, NO_NODE) for name in nodes), dtype=np.int32, count=len(nodes))
+
+    def codes(self, request: PodRequest) -> Codes:
+        """For every row the index into `CODES` of what the node says to the request."""
+        end = len(self._names)
+        units, whole = request.units, request.whole
+        codes = np.zeros(end, dtype=np.uint8)
+
+        def refuse(mask: npt.NDArray[np.bool_], code: Code) -> None:
+            np.copyto(codes, np.uint8(_NUMBER[code]), where=mask & (codes == 0))
+
+        codes[NO_NODE] = _NUMBER[Code.NODE_NOT_FOUND]
+        refuse((self._offers[:end] <= 0) if units else (self._gpu_count[:end] == 0), Code.NOT_GPU_NODE)
+        if whole:
+            untouched, untouched_any = self._untouched[:end], self._untouched_any[:end]
+            refuse((untouched < whole) & (untouched_any >= whole), Code.UNHEALTHY)
+            refuse(untouched < whole, Code.NO_WHOLE_GPU)
+        if units:
+            self._refuse_shares(request, refuse, end)
+        if units and (whole or not _one_leg(request)):
+            self._settle_exactly(request, codes)
+        refuse((self._units_left[:end] < units) | (self._whole_left[:end] < whole), Code.NODE_FULL)
+        return codes
+
+    def verdict(self, request: PodRequest, node: str, policy: Policy = Policy.BINPACK) -> Verdict:
+        """What one node says, with its numbers."""
+        outcome = self.place(request, node, policy)
+        return outcome if isinstance(outcome, Verdict) else FITS
+
+    def place(self, request: PodRequest, node: str, policy: Policy = Policy.BINPACK) -> Allocation | Verdict:
+        """Choose the GPUs for a pod on one node, or say why not. Changes nothing."""
+        row = self._row.get(node)
+        inventory = None if row is None else self._gpus[row]
+        if row is None or inventory is None:
+            return refusal(Code.NODE_NOT_FOUND, node)
+        if (request.units and self._offers[row] <= 0) or not inventory.gpus:
+            return refusal(Code.NOT_GPU_NODE, node)
+        outcome = place(request, inventory.unit, self.rooms(node), policy, node=node)
+        if isinstance(outcome, Verdict):
+            return outcome
+        for wanted, left in ((request.units, self._units_left[row]), (request.whole, self._whole_left[row])):
+            if wanted > left:
+                return refusal(Code.NODE_FULL, node, wanted=wanted, left=int(left))
+        return outcome
+
+    def scores(self, request: PodRequest, nodes: Sequence[str], policy: Policy) -> list[int]:
+        """0..1000 for each node that fits, higher is better; what does not fit is 0.
+
+        binpack: how tightly the pod fills the GPU it would get (four fifths), then how full the node is.
+        spread: how much of the node would stay free.
+        """
+        rows = self.rows(nodes)
+        present = self._present[:, rows] & self._healthy[:, rows]
+        total = np.where(present, self._total[:, rows], 0).astype(np.int64)
+        free = np.where(present, self._free[:, rows], 0).astype(np.int64)
+        sum_total = np.maximum(total.sum(axis=0), 1)
+        sum_free = free.sum(axis=0)
+        taken = self._unit[rows].astype(np.int64) * request.units
+        if request.whole:
+            gpu_count = np.maximum(present.sum(axis=0), 1)
+            taken = taken + request.whole * sum_total // gpu_count
+            leftover = (self._untouched[rows] - request.whole) * 1000 // gpu_count
+        else:
+            need = self._unit[rows].astype(np.int64) * max(
+                (c.units_per_gpu for c in request.shares), default=0
+            )
+            if _together(request):
+                need = taken
+            remainder = np.where(present & (free >= need), (free - need) * 1000 // np.maximum(total, 1), 1000)
+            leftover = remainder.min(axis=0)
+        stays_free = np.clip((sum_free - taken) * 1000 // sum_total, 0, 1000)
+        if policy is Policy.SPREAD:
+            scores = stays_free
+        else:
+            scores = (4 * (1000 - np.clip(leftover, 0, 1000)) + (1000 - stays_free)) // 5
+        return [int(score) for score in scores]
+
+    # --- inside -----------------------------------------------------------------------------------
+    def _refuse_shares(
+        self, request: PodRequest, refuse: Callable[[npt.NDArray[np.bool_], Code], None], end: int
+    ) -> None:
+        """Shares: sufficient and necessary for one leg, only necessary otherwise."""
+        largest = max(c.units_per_gpu for c in request.shares)
+        across = max(c.across for c in request.shares)
+        if _together(request) and _one_leg(request):
+            largest = request.units
+        if across > 1:
+            with_room = (self._free[:, :end] // self._unit[:end] >= largest) & self._healthy[:, :end]
+            refuse(with_room.sum(axis=0) < across, Code.INSUFFICIENT_GPUS)
+        fits = self._max_units[:end] >= largest
+        sick = ~fits & (self._max_units_any[:end] >= largest)
+        refuse(sick, Code.UNHEALTHY)
+        refuse(~fits, Code.INSUFFICIENT)
+
+    def _settle_exactly(self, request: PodRequest, codes: Codes) -> None:
+        """Ask the exact search about the nodes that the summaries let through."""
+        for row in np.flatnonzero(codes == 0):
+            inventory = self._gpus[row]
+            if inventory is not None:
+                name = self._names[row]
+                outcome = place(request, inventory.unit, self.rooms(name), node=name)
+                if isinstance(outcome, Verdict):
+                    codes[row] = _NUMBER[outcome.code]
+
+    def _summarise(self, row: int) -> None:
+        free, total = self._free[:, row], self._total[:, row]
+        healthy, present = self._healthy[:, row], self._present[:, row]
+        unit = max(int(self._unit[row]), 1)
+        self._max_units[row] = max(int(free[healthy].max(initial=-1)) // unit, -1)
+        self._max_units_any[row] = max(int(free[present].max(initial=-1)) // unit, -1)
+        self._offers[row] = int((total[present] // unit).sum()) if present.any() else 0
+        untouched = present & (self._holders[:, row] == 0) & (free >= total)
+        self._untouched[row] = int((untouched & healthy).sum())
+        self._untouched_any[row] = int(untouched.sum())
+        self._gpu_count[row] = int(present.sum())
+
+    def _clear(self, row: int) -> None:
+        for array in (self._total, self._free, self._holders, self._healthy, self._present):
+            array[:, row] = 0
+        self._unit[row] = 1
+        self._units_left[row] = self._whole_left[row] = 0
+
+    def _allocate(self, rows: int, slots: int) -> None:
+        self._slots = slots
+        self._total: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
+        self._free: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
+        self._holders: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
+        self._healthy: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
+        self._present: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
+        self._unit: npt.NDArray[np.int32] = np.ones(rows, np.int32)
+        self._units_left: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+        self._whole_left: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+        # Summaries over the GPUs of a node: the largest room in units (of healthy ones, of any), the units
+        # that the node has in all, the number of GPUs that could be given away whole (healthy ones, any), the
+        # number of GPUs.
+        self._max_units: npt.NDArray[np.int32] = np.full(rows, -1, np.int32)
+        self._max_units_any: npt.NDArray[np.int32] = np.full(rows, -1, np.int32)
+        self._offers: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        self._untouched: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        self._untouched_any: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        self._gpu_count: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+
+    def _grow(self, rows: int, slots: int) -> None:
+        old = dict(self.__dict__)
+        had_slots, had_rows = self._total.shape
+        self._allocate(
+            max(had_rows, 2 * rows if rows > had_rows else rows), min(max(had_slots, slots), MAX_GPUS)
+        )
+        for name, array in old.items():
+            if isinstance(array, np.ndarray):
+                self.__dict__[name][(*[slice(size) for size in array.shape],)] = array
+
+
+def _together(request: PodRequest) -> bool:
+    return all(c.across == 1 for c in request.shares)
+
+
+def _one_leg(request: PodRequest) -> bool:
+    """True if the shares of the pod need the same GPU whatever happens, or there is only one leg."""
+    shares = request.shares
+    return len(shares) == 1 or (_together(request) and any(c.role is Role.INIT for c in shares))

@@ -1,0 +1,63 @@
+"""Decisions as values: a code for programs, a sentence for humans, the numbers behind it.
+
+The same object feeds the scheduler's answer, events, metrics and `explain`. Sentences of the same
+reason are the same text on every node (kube-scheduler counts equal texts together); what differs by
+node is in `numbers`. The sentences of the gpushare codes are gpushare's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Why, for programs: label values in metrics and `reason` in `-o json`."""
+
+    FITS = "fits"
+    BOUND = "bound"
+    NODE_NOT_FOUND = "node_not_found"
+    NOT_GPU_NODE = "not_gpu_node"
+    INSUFFICIENT = "insufficient_memory_in_one_gpu"
+    INSUFFICIENT_GPUS = "too_few_gpus_with_room"
+    NO_WHOLE_GPU = "no_free_whole_gpu"
+    NODE_FULL = "node_allocatable_exhausted"
+    UNHEALTHY = "gpu_unhealthy"
+    BAD_REQUEST = "bad_request"
+    ALREADY_BOUND = "already_bound"
+    WRONG_POD = "wrong_pod"
+    API_FAILED = "api_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One decision about one pod (and mostly one node)."""
+
+    code: Code
+    message: str
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """True for a yes."""
+        return self.code in (Code.FITS, Code.BOUND)
+
+
+FITS = Verdict(Code.FITS, "fits")
+
+_TEXTS: Mapping[Code, str] = {
+    Code.FITS: "fits",
+    Code.NODE_NOT_FOUND: 'node "{node}" not found',
+    Code.NOT_GPU_NODE: "The node {node} is not for GPU share, need skip",
+    Code.INSUFFICIENT: "Insufficient GPU Memory in one device",
+    Code.INSUFFICIENT_GPUS: "Insufficient GPU Memory in as many devices as the pod asks for",
+    Code.NO_WHOLE_GPU: "Insufficient free whole GPUs",
+    Code.NODE_FULL: "the device plugin of the node offers no more of the GPU resource",
+    Code.UNHEALTHY: "the GPUs with enough memory are unhealthy",
+}
+
+
+def refusal(code: Code, node: str, **numbers: int) -> Verdict:
+    """The verdict of a node that cannot take a pod."""
+    return Verdict(code, _TEXTS[code].format(node=node), numbers)

@@ -1,0 +1,184 @@
+"""From a pod spec to one normalised GPU request per container.
+
+Limits are read (for extended resources the API server makes requests equal to them); a container that
+states only requests is taken at its word. The arithmetic over init and sidecar containers is the
+kubelet's (k8s.io/component-helpers/resource, PodRequests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from gpuslice import names
+from gpuslice.devices.inventory import MAX_GPUS
+from gpuslice.errors import InputError
+from gpuslice.units import MAX_UNITS, parse_count
+
+Amounts = Mapping[str, str | int | float] | None
+
+
+class ResourcesLike(Protocol):
+    @property
+    def limits(self) -> Amounts: ...
+    @property
+    def requests(self) -> Amounts: ...
+
+
+class ContainerLike(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def resources(self) -> ResourcesLike: ...
+    @property
+    def restart_policy(self) -> str | None: ...
+
+
+class PodSpecLike(Protocol):
+    @property
+    def containers(self) -> Sequence[ContainerLike]: ...
+    @property
+    def init_containers(self) -> Sequence[ContainerLike] | None: ...
+
+
+class Role(StrEnum):
+    """When a container runs: `INIT` before the others and then no more, `SIDECAR` from its turn on."""
+
+    APP = "app"
+    SIDECAR = "sidecar"
+    INIT = "init"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """What one container asks for.
+
+    `units` of gpu-mem in all, spread evenly `across` that many GPUs; or `whole` GPUs. Never both.
+    """
+
+    name: str
+    role: Role
+    units: int = 0
+    across: int = 1
+    whole: int = 0
+
+    @property
+    def units_per_gpu(self) -> int:
+        return self.units // self.across
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """The containers of a pod that ask for a GPU: init and sidecar containers first, in their order."""
+
+    containers: tuple[ContainerRequest, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.containers)
+
+    @property
+    def units(self) -> int:
+        """Units of gpu-mem that the kubelet counts for the whole pod."""
+        return peak((c.role, c.units) for c in self.containers)
+
+    @property
+    def whole(self) -> int:
+        """Whole GPUs that the kubelet counts for the whole pod."""
+        return peak((c.role, c.whole) for c in self.containers)
+
+    @property
+    def shares(self) -> tuple[ContainerRequest, ...]:
+        """The containers that ask for memory shares."""
+        return tuple(c for c in self.containers if c.units)
+
+    def container(self, name: str) -> ContainerRequest | None:
+        """The request of the container of that name, if it asks for a GPU."""
+        return next((c for c in self.containers if c.name == name), None)
+
+
+def peak(amounts: Iterable[tuple[Role, int]]) -> int:
+    """The most that is held at any moment of a pod's life, given (role, amount) in start order.
+
+    An ordinary init container runs beside the sidecars started before it; the app containers run beside
+    all sidecars.
+    """
+    sidecars = highest = apps = 0
+    for role, amount in amounts:
+        if role is Role.INIT:
+            highest = max(highest, sidecars + amount)
+        elif role is Role.SIDECAR:
+            sidecars += amount
+            highest = max(highest, sidecars)
+        else:
+            apps += amount
+    return max(highest, sidecars + apps)
+
+
+def read_request(spec: PodSpecLike, annotations: Mapping[str, str]) -> PodRequest:
+    """Normalise a pod spec. A pod that asks for no GPU gives an empty (falsy) request.
+
+    Raises InputError naming the field: not a whole number, negative, overflowing, shares and whole GPUs
+    in one container, shares that cannot be spread evenly.
+    """
+    found: list[ContainerRequest] = []
+    groups = (("initContainers", spec.init_containers or ()), ("containers", spec.containers))
+    for field, containers in groups:
+        for position, container in enumerate(containers):
+            where = f"spec.{field}[{position}].resources"
+            units = _amount(container.resources, names.GPU_MEM, where)
+            whole = _amount(container.resources, names.WHOLE_GPU, where)
+            if not units and not whole:
+                continue
+            if units and whole:
+                raise InputError(
+                    f"container {container.name!r} asks for {names.GPU_MEM} and {names.WHOLE_GPU}; "
+                    "a whole GPU has all its memory, ask for one of the two",
+                    field=where,
+                )
+            found.append(ContainerRequest(container.name, _role(field, container), units, 1, whole))
+    request = PodRequest(tuple(found))
+    if request.units > MAX_UNITS or request.whole > MAX_UNITS:
+        raise InputError("the containers together ask for more than any node has", field="spec.containers")
+    return _spread(request, annotations) if request else request
+
+
+def _role(field: str, container: ContainerLike) -> Role:
+    if field == "containers":
+        return Role.APP
+    return Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
+
+
+def _amount(resources: ResourcesLike, resource: str, where: str) -> int:
+    for kind, amounts in (("limits", resources.limits), ("requests", resources.requests)):
+        if amounts and resource in amounts:
+            return parse_count(amounts[resource], field=f"{where}.{kind}[{resource}]")
+    return 0
+
+
+def _spread(request: PodRequest, annotations: Mapping[str, str]) -> PodRequest:
+    text = annotations.get(names.SHARES_ACROSS)
+    if text is None:
+        return request
+    field = f"metadata.annotations[{names.SHARES_ACROSS}]"
+    across = parse_count(text, field=field)
+    if not 1 <= across <= MAX_GPUS:
+        raise InputError(f"{text!r} is not a number of GPUs from 1 to {MAX_GPUS}", field=field)
+    spread: list[ContainerRequest] = []
+    for c in request.containers:
+        if c.units % across:
+            raise InputError(
+                f"container {c.name!r} asks for {c.units} units, which cannot be spread evenly over {across} "
+                "GPUs; ask for a multiple",
+                field=field,
+            )
+        if c.units and c.role is Role.INIT and across > 1:
+            # kubelet hands a random subset of an init container's ids on to the app containers, so equal
+            # shares on several GPUs cannot be kept.
+            raise InputError(
+                f"init container {c.name!r} cannot hold shares of several GPUs; use a sidecar or one GPU",
+                field=field,
+            )
+        spread.append(ContainerRequest(c.name, c.role, c.units, across if c.units else 1, c.whole))
+    return PodRequest(tuple(spread))
