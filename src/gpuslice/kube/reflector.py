@@ -1,0 +1,186 @@
+"""A reflector: follows one kind of object, so that its owner sees every object's latest state.
+
+It lists, hands over what is there and what has vanished meanwhile, then watches from the list's
+version on. The invariant, whatever the network does: after a completed list the owner has been told
+exactly what the server has, and every deletion is told exactly once, also one that happened while no
+watch was open. The last is why it is ours: a client that restarts a watch after 410 without listing
+loses deletions, and a scheduler that misses a deletion leaks a GPU.
+
+Only `key -> uid` is kept; the objects belong to the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Final, Generic, TypeVar, cast
+
+import msgspec
+import structlog
+
+from gpuslice.clock import Clock
+from gpuslice.errors import ApiError, Gone, Unavailable
+from gpuslice.kube.backoff import Backoff
+from gpuslice.kube.client import Client, WatchEvent
+from gpuslice.kube.wire import KubeObject, ObjectMeta
+
+K = TypeVar("K", bound=KubeObject)
+
+BACKOFF: Final = Backoff(base=0.1, cap=10.0)
+STEADY_SECONDS: Final = 5.0
+"""A watch that lived this long was a good one: the next failure starts the backoff anew."""
+BATCH: Final = 250
+"""Objects handed over between two yields to the event loop: a relist must not stall other requests."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Reflector(Generic[K]):
+    """Tells `on_set` of every object that appears or changes and `on_drop` of every one that goes.
+
+    A key that comes back with another uid is told as a drop of the old object first. The object given
+    to `on_drop` is the last one the server sent, or, if the deletion was missed, one with nothing but
+    namespace, name and uid. The callbacks run on the event loop and must not block; what they raise
+    ends `run`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        kind: type[K],
+        *,
+        on_set: Callable[[K], None],
+        on_drop: Callable[[K], None],
+        namespace: str | None = None,
+        label_selector: str = "",
+        field_selector: str = "",
+        clock: Clock,
+        random: Callable[[], float],
+    ) -> None:
+        self.synced = asyncio.Event()
+        """Set once the first complete list has been handed over."""
+        self._client = client
+        self._kind = kind
+        self._on_set = on_set
+        self._on_drop = on_drop
+        self._namespace = namespace
+        self._label_selector = label_selector
+        self._field_selector = field_selector
+        self._clock = clock
+        self._random = random
+        self._uids: dict[str, str] = {}
+        self._version = ""  # watch from here; "" = list first
+        self._failures = 0
+        self._outage = False
+        self._quick_ends = 0  # a server that ends every watch at once must not make us spin
+
+    async def run(self) -> None:
+        """Follow the kind for ever. Outages are waited out, and logged once each."""
+        while True:
+            started = self._clock.monotonic()
+            try:
+                if not self._version:
+                    await self._list()
+                    started = self._clock.monotonic()
+                progressed = await self._watch()
+            except Gone:
+                # Nothing is wrong: we were away for too long. If it repeats, slow down.
+                self._version = ""
+                self._quick_ends += 1
+            except Unavailable as error:
+                self._failed(started, error)
+            except (ApiError, msgspec.DecodeError) as error:
+                # An answer we did not expect: do not trust the version we hold.
+                self._version = ""
+                self._failed(started, error)
+            else:
+                steady = progressed or self._clock.monotonic() - started >= STEADY_SECONDS
+                self._quick_ends = 0 if steady else self._quick_ends + 1
+            if tries := max(self._failures, self._quick_ends):
+                await self._clock.sleep(BACKOFF.delay(tries, self._random))
+
+    async def _list(self) -> None:
+        listing = await self._client.list(
+            self._kind,
+            self._namespace,
+            label_selector=self._label_selector,
+            field_selector=self._field_selector,
+        )
+        self._recovered()
+        present = {item.key: item.uid for item in listing.items}
+        # Drops first: what the vanished ones held is free for those that came.
+        for key, uid in list(self._uids.items()):
+            if present.get(key) != uid:
+                self._drop(key, _tombstone(self._kind, key, uid))
+        for number, item in enumerate(listing.items, start=1):
+            self._set(item)
+            if number % BATCH == 0:
+                await asyncio.sleep(0)
+        self._version = listing.resource_version
+        self.synced.set()
+
+    async def _watch(self) -> bool:
+        """Hand over changes until the server ends the stream; True if there was at least one event."""
+        progressed = False
+        events = self._client.watch(
+            self._kind,
+            self._namespace,
+            resource_version=self._version,
+            label_selector=self._label_selector,
+            field_selector=self._field_selector,
+        )
+        async with aclosing(cast("AsyncGenerator[WatchEvent[K], None]", events)) as stream:
+            async for event in stream:
+                self._recovered()
+                progressed = True
+                self._quick_ends = 0
+                self._apply(event)
+        self._recovered()
+        return progressed
+
+    def _apply(self, event: WatchEvent[K]) -> None:
+        item = event.object
+        version = item.metadata.resource_version
+        if event.type == "DELETED":
+            if self._uids.get(item.key) == item.uid:
+                self._drop(item.key, item)
+        elif event.type != "BOOKMARK" and not _older(version, self._version):
+            self._set(item)
+        if version and not _older(version, self._version):
+            self._version = version
+
+    def _set(self, item: K) -> None:
+        key, known = item.key, self._uids.get(item.key)
+        if known is not None and known != item.uid:
+            self._drop(key, _tombstone(self._kind, key, known))
+        self._uids[key] = item.uid
+        self._on_set(item)
+
+    def _drop(self, key: str, item: K) -> None:
+        del self._uids[key]
+        self._on_drop(item)
+
+    def _failed(self, started: float, error: Exception) -> None:
+        if self._clock.monotonic() - started >= STEADY_SECONDS:
+            self._failures = 0
+        self._failures += 1
+        if not self._outage:
+            self._outage = True
+            _log.warning("cannot follow the API server", kind=self._kind.resource.kind, error=str(error))
+
+    def _recovered(self) -> None:
+        self._failures = 0
+        if self._outage:
+            self._outage = False
+            _log.info("following the API server again", kind=self._kind.resource.kind)
+
+
+def _older(version: str, than: str) -> bool:
+    """True if a watch repeats itself: its versions are decimal and only grow (KEP-5504)."""
+    return version.isdecimal() and than.isdecimal() and int(version) <= int(than)
+
+
+def _tombstone(kind: type[K], key: str, uid: str) -> K:
+    namespace, _, name = key.rpartition("/")
+    return kind(metadata=ObjectMeta(name=name, namespace=namespace, uid=uid))
