@@ -41,6 +41,7 @@ CODES: tuple[Code, ...] = (
 _NUMBER = {code: number for number, code in enumerate(CODES)}
 NO_NODE = 0
 """The row that stands for every unknown name: always empty."""
+_LEAST = -(2**31)
 UNLIMITED = MAX_UNITS
 """Allocatable of a node that states none: only the GPUs themselves limit it."""
 
@@ -85,7 +86,7 @@ class Fleet:
         self._gpus[row] = gpus
         self._clear(row)
         count = len(gpus.gpus)
-        self._total[:count, row] = self._free[:count, row] = [gpu.memory_mib for gpu in gpus.gpus]
+        self._total[:count, row] = [gpu.memory_mib for gpu in gpus.gpus]
         self._healthy[:count, row] = [gpu.healthy for gpu in gpus.gpus]
         self._present[:count, row] = True
         self._unit[row] = gpus.unit.mib
@@ -145,7 +146,7 @@ class Fleet:
             slot = slots.get(taken.gpu)
             if slot is not None:
                 mib = int(self._total[slot, row]) if taken.whole else taken.mib
-                self._free[slot, row] -= sign * mib
+                self._used[slot, row] += sign * mib
                 self._holders[slot, row] += sign
         self._units_left[row] -= sign * request.units
         self._whole_left[row] -= sign * request.whole
@@ -218,11 +219,9 @@ class Fleet:
             taken = taken + request.whole * sum_total // gpu_count
             leftover = (self._untouched[rows] - request.whole) * 1000 // gpu_count
         else:
-            need = self._unit[rows].astype(np.int64) * max(
-                (c.units_per_gpu for c in request.shares), default=0
-            )
-            if _together(request):
-                need = taken
+            need = taken
+            if not _together(request):
+                need = self._unit[rows].astype(np.int64) * max(c.units_per_gpu for c in request.shares)
             remainder = np.where(present & (free >= need), (free - need) * 1000 // np.maximum(total, 1), 1000)
             leftover = remainder.min(axis=0)
         stays_free = np.clip((sum_free - taken) * 1000 // sum_total, 0, 1000)
@@ -233,9 +232,7 @@ class Fleet:
         return [int(score) for score in scores]
 
     # --- inside -----------------------------------------------------------------------------------
-    def _refuse_shares(
-        self, request: PodRequest, refuse: Callable[[npt.NDArray[np.bool_], Code], None], end: int
-    ) -> None:
+    def _refuse_shares(self, request: PodRequest, refuse: Refuse, end: int) -> None:
         """Shares: sufficient and necessary for one leg, only necessary otherwise."""
         largest = max(c.units_per_gpu for c in request.shares)
         across = max(c.across for c in request.shares)
@@ -260,6 +257,7 @@ class Fleet:
                     codes[row] = _NUMBER[outcome.code]
 
     def _summarise(self, row: int) -> None:
+        self._free[:, row] = np.maximum(self._total[:, row] - self._used[:, row], _LEAST)
         free, total = self._free[:, row], self._total[:, row]
         healthy, present = self._healthy[:, row], self._present[:, row]
         unit = max(int(self._unit[row]), 1)
@@ -272,7 +270,7 @@ class Fleet:
         self._gpu_count[row] = int(present.sum())
 
     def _clear(self, row: int) -> None:
-        for array in (self._total, self._free, self._holders, self._healthy, self._present):
+        for array in (self._total, self._used, self._free, self._holders, self._healthy, self._present):
             array[:, row] = 0
         self._unit[row] = 1
         self._units_left[row] = self._whole_left[row] = 0
@@ -280,6 +278,8 @@ class Fleet:
     def _allocate(self, rows: int, slots: int) -> None:
         self._slots = slots
         self._total: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
+        # What pods claim is summed up in 64 bits: a hand-made pod may claim more than 32 can say.
+        self._used: npt.NDArray[np.int64] = np.zeros((slots, rows), np.int64)
         self._free: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
         self._holders: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
         self._healthy: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
@@ -300,9 +300,7 @@ class Fleet:
     def _grow(self, rows: int, slots: int) -> None:
         old = dict(self.__dict__)
         had_slots, had_rows = self._total.shape
-        self._allocate(
-            max(had_rows, 2 * rows if rows > had_rows else rows), min(max(had_slots, slots), MAX_GPUS)
-        )
+        self._allocate(2 * rows if rows > had_rows else had_rows, max(had_slots, slots))
         for name, array in old.items():
             if isinstance(array, np.ndarray):
                 self.__dict__[name][(*[slice(size) for size in array.shape],)] = array

@@ -1,0 +1,78 @@
+"""From a Node object to the GPUs on it: what its agent published, or what can be told without one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from gpuslice import names
+from gpuslice.cluster.annotations import decode_gpus
+from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
+from gpuslice.errors import InputError
+from gpuslice.kube.wire import Node
+from gpuslice.units import MemoryUnit, parse_count
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node's GPUs and what its device plugin lets the kubelet hand out now (units, whole GPUs).
+
+    `problem` is a sentence if the node's own data could not be read; it then has no GPUs.
+    """
+
+    gpus: NodeGpus
+    units: int
+    whole: int
+    address: str = "unknown"
+    problem: str = ""
+
+
+def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] = ()) -> NodeFacts:
+    """Read a node. Never raises: a damaged annotation or quantity becomes `problem`.
+
+    `unhealthy`: GPU indexes that gpushare's ConfigMap takes out.
+    """
+    address = next((a.address for a in node.status.addresses or () if a.type == "InternalIP"), "unknown")
+    try:
+        gpus = decode_gpus(node.annotations) or _without_agent(node, default_unit)
+        units = _count(node.status.allocatable, names.GPU_MEM)
+        whole = _count(node.status.allocatable, names.WHOLE_GPU)
+    except InputError as error:
+        return NodeFacts(NodeGpus((), default_unit), 0, 0, address, f"node {node.name}: {error}")
+    marked = tuple(
+        replace(gpu, healthy=False, reason=f"listed in ConfigMap {names.UNHEALTHY_PREFIX}{node.name}")
+        if gpu.index in unhealthy
+        else gpu
+        for gpu in gpus.gpus
+    )
+    return NodeFacts(NodeGpus(marked, gpus.unit), units, whole, address)
+
+
+def _without_agent(node: Node, default_unit: MemoryUnit) -> NodeGpus:
+    """gpushare's nodes: the node's total split evenly. NVIDIA's: whole GPUs of unknown memory."""
+    unit = default_unit
+    if names.MEMORY_UNIT in node.annotations:
+        unit = MemoryUnit.parse(node.annotations[names.MEMORY_UNIT])
+    capacity = node.status.capacity
+    units, count = _count(capacity, names.GPU_MEM), _count(capacity, names.GPU_COUNT)
+    if not units:
+        units, count = 0, _count(capacity, names.WHOLE_GPU)
+    count = min(count, MAX_GPUS)
+    size = unit.to_mib(units // count) if count else 0
+    return NodeGpus(
+        tuple(Gpu(i, f"{node.name}/gpu{i}", "", min(size, 2**31 - 1)) for i in range(count)), unit
+    )
+
+
+def _count(amounts: Mapping[str, str | int | float] | None, resource: str) -> int:
+    value = (amounts or {}).get(resource, 0)
+    return parse_count(value, field=f"status[{resource}]")
+
+
+def read_unhealthy(text: str | None) -> frozenset[int]:
+    """GPU indexes of a ConfigMap's `gpus: "0,2"`. Blanks and words that are no number name no GPU.
+
+    (gpushare took every such word for GPU 0.)
+    """
+    words = (word.strip() for word in (text or "").split(","))
+    return frozenset(int(word) for word in words if word.isdecimal() and len(word) < 6)

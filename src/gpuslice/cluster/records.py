@@ -1,0 +1,78 @@
+"""What the cluster remembers of a pod and shows of a node: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuslice.devices.inventory import Mode
+from gpuslice.requests.allocation import Allocation, Charge
+from gpuslice.requests.pod import PodRequest
+from gpuslice.units import MemoryUnit
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """A pod that holds GPU memory on a node (or is about to: `assumed`).
+
+    `allocation` is None if the pod is on the node but nobody wrote which GPU it got; `charges` then say
+    where the engine would have put it, so that the memory counts somewhere.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    priority: int
+    request: PodRequest
+    allocation: Allocation | None
+    charges: tuple[Charge, ...] = ()
+    assumed: bool = False
+    terminating: bool = False
+    containers: tuple[str, ...] = ()
+    """Names of spec.containers in order: gpushare 2.0 calls them by position."""
+    hints: tuple[tuple[str, str], ...] = ()
+    """The annotations that may say where the pod is, kept to be read again when the node changes."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodShare:
+    """One pod's part of one GPU, in MiB."""
+
+    uid: str
+    namespace: str
+    name: str
+    mib: int
+    whole: bool = False
+    assumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One GPU for the eyes of `inspect` and `explain`. `used_mib` counts all that holds it."""
+
+    index: int
+    uuid: str
+    model: str
+    total_mib: int
+    used_mib: int
+    healthy: bool
+    reason: str
+    mode: Mode
+    pods: tuple[PodShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node. `pending` are the pods on it whose GPU is unknown, with all that they ask for."""
+
+    name: str
+    address: str
+    unit: MemoryUnit
+    gpus: tuple[GpuView, ...]
+    pending: tuple[PodShare, ...] = ()
+    allocatable_units: int = 0
+    problem: str = field(default="")

@@ -1,0 +1,348 @@
+"""The one in-memory truth about GPUs in the cluster.
+
+Fed by API objects, it can be thrown away at any time: after a restart the same objects give the same
+state. Pods are accounted by uid (a StatefulSet's pod that was made again under the same name is another
+pod) and release their memory when their containers have ended, not when their deletion was asked for.
+
+Nothing here awaits, so choosing a GPU and reserving it is one step for everybody on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuslice import names
+from gpuslice.clock import Clock
+from gpuslice.cluster.annotations import decode_allocation, encode_allocation, gpushare_allocation
+from gpuslice.cluster.nodes import NodeFacts, read_node, read_unhealthy
+from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
+from gpuslice.devices.inventory import Mode, NodeGpus
+from gpuslice.errors import InputError
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.placement.fleet import CODES, Fleet
+from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.policy import Policy
+from gpuslice.placement.preempt import Holder, choose_victims
+from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
+from gpuslice.requests.allocation import Allocation, Charge
+from gpuslice.requests.pod import PodRequest, peak, read_request
+from gpuslice.units import GIB, MemoryUnit
+
+_HINTS = (names.ALLOCATION, names.GPUSHARE_ALLOCATION, names.MEM_IDX)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterOutcome:
+    """The nodes that can take a pod, in the order asked, and why the others cannot."""
+
+    fits: list[str]
+    refused: dict[str, Verdict]
+
+
+class Cluster:
+    """Nodes, pods and reservations. Synchronous; for one event loop."""
+
+    def __init__(
+        self, *, clock: Clock, policy: Policy = Policy.BINPACK, default_unit: MemoryUnit = GIB
+    ) -> None:
+        self.policy = policy
+        self.fleet = Fleet()
+        self._clock = clock
+        self._default_unit = default_unit
+        self._nodes: dict[str, Node] = {}
+        self._facts: dict[str, NodeFacts] = {}
+        self._unhealthy: dict[str, frozenset[int]] = {}
+        # uid -> pod; node name -> the uids on it (the node itself may be unknown)
+        self._pods: dict[str, PodRecord] = {}
+        self._on_node: dict[str, set[str]] = {}
+
+    # --- feeds ------------------------------------------------------------------------------------
+    def set_node(self, node: Node) -> None:
+        """A node was added or changed in any way (labels, capacity, GPUs swapped)."""
+        self._nodes[node.name] = node
+        facts = read_node(node, self._default_unit, self._unhealthy.get(node.name, ()))
+        if facts == self._facts.get(node.name):
+            return
+        self._facts[node.name] = facts
+        self.fleet.set_node(node.name, facts.gpus, units=facts.units, whole=facts.whole)
+        # Pods whose GPU is known count first, so that the others are put where room really is.
+        records = [self._pods[uid] for uid in sorted(self._on_node.get(node.name, ()))]
+        unknown = []
+        for record in records:
+            settled = record if record.assumed else self._read(record)
+            if settled.allocation is None:
+                unknown.append(settled)
+            else:
+                self._charge(settled)
+        for record in unknown:
+            self._charge(self._guess(record))
+
+    def drop_node(self, name: str) -> None:
+        """A node is gone. Its pods stay known until they are gone too."""
+        self._nodes.pop(name, None)
+        self._facts.pop(name, None)
+        self.fleet.drop_node(name)
+
+    def set_unhealthy(self, node: str, text: str | None) -> None:
+        """The `gpus` key of ConfigMap unhealthy-gpu-<node>; None if there is no such map."""
+        marked = read_unhealthy(text)
+        if marked != self._unhealthy.get(node, frozenset()):
+            self._unhealthy[node] = marked
+            if node in self._nodes:
+                self.set_node(self._nodes[node])
+
+    def set_pod(self, pod: Pod) -> None:
+        """A pod was added or changed."""
+        old = self._pods.get(pod.uid)
+        if not pod.spec.node_name:
+            return
+        try:
+            request = self.request_of(pod)
+        except InputError:
+            # The API server admits no such pod; a kubelet would not run it.
+            request = PodRequest()
+        if not request or has_ended(pod):
+            self.drop_pod(pod.uid)
+            return
+        record = PodRecord(
+            pod.uid,
+            pod.namespace,
+            pod.name,
+            pod.spec.node_name,
+            pod.spec.priority,
+            request,
+            None,
+            terminating=pod.metadata.deletion_timestamp is not None,
+            containers=tuple(container.name for container in pod.spec.containers),
+            hints=tuple((key, pod.annotations[key]) for key in _HINTS if key in pod.annotations),
+        )
+        if old is not None:
+            if record == replace(old, allocation=None, charges=()):
+                return
+            self._uncharge(old)
+        self._charge(self._locate(record))
+
+    def drop_pod(self, uid: str) -> None:
+        """A pod is gone, or its containers have ended. Unknown uids are fine."""
+        record = self._pods.get(uid)
+        if record is not None:
+            self._uncharge(record)
+
+    # --- questions --------------------------------------------------------------------------------
+    def request_of(self, pod: Pod) -> PodRequest:
+        """The normalised request of a pod. Raises InputError naming the field."""
+        return read_request(pod.spec, pod.annotations)
+
+    def node(self, name: str) -> Node | None:
+        """The node object as last seen."""
+        return self._nodes.get(name)
+
+    def node_names(self) -> list[str]:
+        """All nodes, sorted."""
+        return self.fleet.names()
+
+    def gpus(self, node: str) -> NodeGpus | None:
+        """The GPUs of a node."""
+        return self.fleet.gpus(node)
+
+    def pod(self, uid: str) -> PodRecord | None:
+        """What a pod holds, if it holds anything."""
+        return self._pods.get(uid)
+
+    def pods_on(self, node: str) -> list[PodRecord]:
+        """The pods that hold GPUs of a node, by namespace and name."""
+        return sorted((self._pods[uid] for uid in self._on_node.get(node, ())), key=lambda r: (r.key, r.uid))
+
+    def check(self, request: PodRequest, node: str) -> Verdict:
+        """What one node says to a request."""
+        if not request:
+            return FITS if node in self.fleet else refusal(Code.NODE_NOT_FOUND, node)
+        return self.fleet.verdict(request, node, self.policy)
+
+    def filter(self, request: PodRequest, nodes: Sequence[str]) -> FilterOutcome:
+        """Which of these nodes can take the pod. One vectorised question, however many nodes."""
+        if not request:
+            return FilterOutcome(list(nodes), {})
+        fits: list[str] = []
+        refused: dict[str, Verdict] = {}
+        codes = self.fleet.codes(request)[self.fleet.rows(nodes)].tolist()
+        for name, number in zip(nodes, codes, strict=True):
+            if number:
+                refused[name] = refusal(CODES[number], name)
+            else:
+                fits.append(name)
+        return FilterOutcome(fits, refused)
+
+    def scores(self, request: PodRequest, nodes: Sequence[str]) -> list[int]:
+        """0..1000 for each node, higher is better, by the cluster's policy."""
+        return self.fleet.scores(request, nodes, self.policy) if request else [0] * len(nodes)
+
+    def victims(self, request: PodRequest, node: str, priority: int) -> tuple[PodRecord, ...] | None:
+        """The cheapest pods below `priority` to evict from a node so that the request fits on its GPUs.
+
+        () if it fits already, None if no eviction helps.
+        """
+        gpus = self.fleet.gpus(node)
+        if gpus is None:
+            return None
+        holders = [Holder(record.uid, record.priority, record.charges) for record in self.pods_on(node)]
+        chosen = choose_victims(request, gpus.unit, self.fleet.rooms(node), holders, priority)
+        return None if chosen is None else tuple(self._pods[holder.uid] for holder in chosen)
+
+    # --- reservations -----------------------------------------------------------------------------
+    def assume(self, pod: Pod, node: str) -> tuple[Allocation, Verdict] | Verdict:
+        """Choose the pod's GPUs on a node and reserve them under its uid, in one step.
+
+        A Verdict alone is a refusal. Asked again for the same pod and node it answers the same.
+        """
+        known = self._pods.get(pod.uid)
+        if known is not None:
+            if known.node == node and known.allocation is not None:
+                return known.allocation, FITS
+            return Verdict(
+                Code.ALREADY_BOUND, f"pod {known.key} already holds GPU memory on node {known.node}"
+            )
+        try:
+            request = self.request_of(pod)
+        except InputError as error:
+            return Verdict(Code.BAD_REQUEST, str(error))
+        if not request:
+            return Verdict(Code.BAD_REQUEST, f"pod {pod.key} asks for no GPU")
+        outcome = self.fleet.place(request, node, self.policy)
+        if isinstance(outcome, Verdict):
+            return outcome
+        record = PodRecord(
+            pod.uid,
+            pod.namespace,
+            pod.name,
+            node,
+            pod.spec.priority,
+            request,
+            outcome,
+            outcome.charges(request),
+            assumed=True,
+            containers=tuple(container.name for container in pod.spec.containers),
+        )
+        self._charge(record)
+        return outcome, FITS
+
+    def forget(self, uid: str) -> None:
+        """Take an assumption back that the API server never confirmed. Anything else is left alone."""
+        record = self._pods.get(uid)
+        if record is not None and record.assumed:
+            self._uncharge(record)
+
+    def annotations_for(self, pod: Pod, node: str, allocation: Allocation) -> dict[str, str]:
+        """The annotations that record an allocation at bind: ours and gpushare's, not yet assigned."""
+        gpus = self.fleet.gpus(node)
+        if gpus is None:
+            return {}
+        request = self.request_of(pod)
+        containers = [container.name for container in pod.spec.containers]
+        return encode_allocation(
+            request, allocation, gpus, assume_time_ns=self._clock.now_ns(), assigned=False
+        ) | gpushare_allocation(containers, allocation, gpus)
+
+    # --- views ------------------------------------------------------------------------------------
+    def snapshot(self, node: str) -> NodeView | None:
+        """One node as `inspect` shows it; None if it is unknown."""
+        facts = self._facts.get(node)
+        if facts is None:
+            return None
+        shares: dict[str, list[PodShare]] = {gpu.uuid: [] for gpu in facts.gpus.gpus}
+        pending: list[PodShare] = []
+        for record in self.pods_on(node):
+            if record.allocation is None:
+                mib = facts.gpus.unit.to_mib(record.request.units)
+                pending.append(PodShare(record.uid, record.namespace, record.name, mib))
+                continue
+            for charge in record.charges:
+                # A reservation may name a GPU that has vanished in the meantime.
+                shares.get(charge.gpu, pending).append(
+                    PodShare(
+                        record.uid, record.namespace, record.name, charge.mib, charge.whole, record.assumed
+                    )
+                )
+        views = tuple(
+            GpuView(
+                gpu.index,
+                gpu.uuid,
+                gpu.model,
+                gpu.memory_mib,
+                sum(share.mib for share in shares[gpu.uuid]),
+                gpu.healthy,
+                gpu.reason,
+                _mode(shares[gpu.uuid]),
+                tuple(shares[gpu.uuid]),
+            )
+            for gpu in facts.gpus.gpus
+        )
+        return NodeView(
+            node, facts.address, facts.gpus.unit, views, tuple(pending), facts.units, facts.problem
+        )
+
+    def snapshots(self) -> list[NodeView]:
+        """All nodes by name."""
+        return [view for name in self.node_names() if (view := self.snapshot(name)) is not None]
+
+    # --- inside -----------------------------------------------------------------------------------
+    def _locate(self, record: PodRecord) -> PodRecord:
+        """Say which GPUs a bound pod is on, by its annotations; if they do not say, where it counts."""
+        read = self._read(record)
+        return read if read.allocation is not None else self._guess(read)
+
+    def _read(self, record: PodRecord) -> PodRecord:
+        gpus = self.fleet.gpus(record.node)
+        allocation = gpus and decode_allocation(dict(record.hints), record.request, record.containers, gpus)
+        if not allocation:
+            return replace(record, allocation=None, charges=())
+        return replace(record, allocation=allocation, charges=allocation.charges(record.request))
+
+    def _guess(self, record: PodRecord) -> PodRecord:
+        gpus = self.fleet.gpus(record.node)
+        return replace(record, charges=self._likely(record.request, record.node, gpus)) if gpus else record
+
+    def _likely(self, request: PodRequest, node: str, gpus: NodeGpus) -> tuple[Charge, ...]:
+        """Where the engine would put a pod whose GPU is unknown; without room, on the emptiest GPU."""
+        rooms: list[GpuRoom] = self.fleet.rooms(node)
+        outcome = place(request, gpus.unit, rooms, self.policy)
+        if isinstance(outcome, Allocation):
+            return outcome.charges(request)
+        emptiest = sorted((room for room in rooms), key=lambda room: (-room.free_mib, room.index))
+        if not emptiest:
+            return ()
+        shares = gpus.unit.to_mib(peak((c.role, c.units) for c in request.containers))
+        whole = tuple(Charge(room.uuid, room.total_mib, whole=True) for room in emptiest[: request.whole])
+        return (*whole, Charge(emptiest[0].uuid, shares, whole=False)) if shares else whole
+
+    def _charge(self, record: PodRecord) -> None:
+        self._pods[record.uid] = record
+        self._on_node.setdefault(record.node, set()).add(record.uid)
+        self.fleet.charge(record.node, record.charges, record.request)
+
+    def _uncharge(self, record: PodRecord) -> None:
+        del self._pods[record.uid]
+        siblings = self._on_node[record.node]
+        siblings.discard(record.uid)
+        if not siblings:
+            del self._on_node[record.node]
+        self.fleet.release(record.node, record.charges, record.request)
+
+
+def has_ended(pod: Pod) -> bool:
+    """True once no container of the pod can touch a GPU any more.
+
+    A deletionTimestamp alone does not count (processes hold their memory through the grace period), nor
+    does a final phase while a container is still reported running.
+    """
+    if pod.status.phase not in ("Succeeded", "Failed"):
+        return False
+    statuses = (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
+    return all(status.state.running is None for status in statuses)
+
+
+def _mode(shares: Sequence[PodShare]) -> Mode:
+    if not shares:
+        return Mode.FREE
+    return Mode.WHOLE if any(share.whole for share in shares) else Mode.SHARED
