@@ -40,13 +40,15 @@ def read_access(kubeconfig: Path | None) -> Access:
     try:
         config = _current_context(path)
         user = _modern_exec(config.user or User())
+        for file in (config.cluster.certificate_auth, user.client_cert, user.client_key):
+            if file and not Path(config.abs_file(file)).is_file():
+                raise ConfigError(f"{config.abs_file(file)} does not exist")  # OpenSSL does not say which
         tls = verify_cluster(config.cluster, user, config.abs_file, trust_env=False)
         # Python 3.13 refuses certificate authorities that Go accepts (no key identifier): follow kubectl.
         tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return Access(httpx2.URL(config.cluster.server), tls, user_auth(user))
     except FileNotFoundError as error:
-        missing = error.filename or path
-        raise InputError(f"kubeconfig {path} cannot be used: {missing} does not exist") from error
+        raise InputError(f"kubeconfig {path} does not exist; name one with --kubeconfig") from error
     except KeyError as error:
         raise InputError(f"kubeconfig {path} is incomplete: there is no {error}") from error
     except (OSError, TypeError, ValueError, yaml.YAMLError, httpx2.InvalidURL, ConfigError) as error:
