@@ -1,0 +1,103 @@
+"""Keeps a `Cluster` true: reflectors for nodes, pods and gpushare's health ConfigMaps feed it.
+
+Whoever wants to be woken by changes (the scheduler, a page) adds a listener; it is called after the
+cluster knows the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+from gpuslice import names
+from gpuslice.clock import Clock
+from gpuslice.cluster.state import Cluster
+from gpuslice.kube.client import Client
+from gpuslice.kube.reflector import Reflector
+from gpuslice.kube.wire import ConfigMap, KubeObject, Node, Pod
+
+ChangeKind = Literal["node", "node-gone", "pod", "pod-gone", "unhealthy"]
+Listener = Callable[[ChangeKind, KubeObject], None]
+
+
+class ClusterFeed:
+    """Three reflectors and a list of listeners. `run` for ever, `wait_synced` before deciding anything."""
+
+    def __init__(
+        self, client: Client, cluster: Cluster, *, clock: Clock, random: Callable[[], float]
+    ) -> None:
+        self.cluster = cluster
+        self.listeners: list[Listener] = []
+        self._nodes = Reflector(
+            client, Node, on_set=self._set_node, on_drop=self._drop_node, clock=clock, random=random
+        )
+        self._pods = Reflector(
+            client, Pod, on_set=self._set_pod, on_drop=self._drop_pod, clock=clock, random=random
+        )
+        self._configs = Reflector(
+            client,
+            ConfigMap,
+            on_set=self._set_config,
+            on_drop=self._drop_config,
+            namespace=names.UNHEALTHY_NAMESPACE,
+            clock=clock,
+            random=random,
+        )
+
+    @property
+    def synced(self) -> bool:
+        """True once everything that existed at the start is known. What /readyz answers."""
+        return self._nodes.synced.is_set() and self._pods.synced.is_set() and self._configs.synced.is_set()
+
+    async def wait_synced(self) -> None:
+        """Wait for the first complete lists."""
+        for reflector in (self._nodes, self._pods, self._configs):
+            await reflector.synced.wait()
+
+    async def run(self) -> None:
+        """Follow the API server until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._nodes.run())
+            # Nodes first, so that most pods find theirs; the order does not matter for the outcome.
+            await self._nodes.synced.wait()
+            group.create_task(self._configs.run())
+            group.create_task(self._pods.run())
+
+    def _tell(self, kind: ChangeKind, obj: KubeObject) -> None:
+        for listener in self.listeners:
+            listener(kind, obj)
+
+    def _set_node(self, node: Node) -> None:
+        self.cluster.set_node(node)
+        self._tell("node", node)
+
+    def _drop_node(self, node: Node) -> None:
+        self.cluster.drop_node(node.name)
+        self._tell("node-gone", node)
+
+    def _set_pod(self, pod: Pod) -> None:
+        self.cluster.set_pod(pod)
+        self._tell("pod", pod)
+
+    def _drop_pod(self, pod: Pod) -> None:
+        self.cluster.drop_pod(pod.uid)
+        self._tell("pod-gone", pod)
+
+    def _set_config(self, config: ConfigMap) -> None:
+        node = _node_of(config)
+        if node:
+            self.cluster.set_unhealthy(node, (config.data or {}).get(names.UNHEALTHY_KEY))
+            self._tell("unhealthy", config)
+
+    def _drop_config(self, config: ConfigMap) -> None:
+        node = _node_of(config)
+        if node:
+            self.cluster.set_unhealthy(node, None)
+            self._tell("unhealthy", config)
+
+
+def _node_of(config: ConfigMap) -> str:
+    """The node a health map speaks of; "" for any other ConfigMap."""
+    prefix = names.UNHEALTHY_PREFIX
+    return config.name.removeprefix(prefix) if config.name.startswith(prefix) else ""
