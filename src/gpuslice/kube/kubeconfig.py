@@ -40,9 +40,7 @@ def read_access(kubeconfig: Path | None) -> Access:
     try:
         config = _current_context(path)
         user = _modern_exec(config.user or User())
-        for file in (config.cluster.certificate_auth, user.client_cert, user.client_key):
-            if file and not Path(config.abs_file(file)).is_file():
-                raise ConfigError(f"{config.abs_file(file)} does not exist")  # OpenSSL does not say which
+        _check_files(config, user)
         tls = verify_cluster(config.cluster, user, config.abs_file, trust_env=False)
         # Python 3.13 refuses certificate authorities that Go accepts (no key identifier): follow kubectl.
         tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -76,6 +74,13 @@ def _current_context(path: Path) -> SingleConfig:
     config = whole.get()
     assert config is not None  # only if we gave a default
     return config
+
+
+def _check_files(config: SingleConfig, user: User) -> None:
+    """OpenSSL does not say which file it misses."""
+    for file in (config.cluster.certificate_auth, user.client_cert, user.client_key):
+        if file and not Path(config.abs_file(file)).is_file():
+            raise ConfigError(f"{config.abs_file(file)} does not exist")
 
 
 def _modern_exec(user: User) -> User:
