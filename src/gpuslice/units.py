@@ -34,9 +34,7 @@ class MemoryUnit:
         """
         match = re.fullmatch(r"([1-9]\d{0,5})?(MiB|GiB)", text.strip())
         if match is None:
-            raise InputError(
-                f"memory unit {text!r} is unknown; use GiB, MiB, or a chunk such as 256MiB"
-            )
+            raise InputError(f"memory unit {text!r} is unknown; use GiB, MiB, or a chunk such as 256MiB")
         return cls(int(match[1] or 1) * (1024 if match[2] == "GiB" else 1))
 
     def __str__(self) -> str:

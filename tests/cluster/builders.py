@@ -1,0 +1,97 @@
+"""Nodes and pods for tests, as the API server would send them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuslice import names
+from gpuslice.cluster.annotations import encode_gpus
+from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.units import GIB, MemoryUnit
+
+
+class StoppedClock:
+    """A clock that shows the time it was given."""
+
+    def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
+        self.ns = now_ns
+
+    def now_ns(self) -> int:
+        return self.ns
+
+    def monotonic(self) -> float:
+        return self.ns / 1e9
+
+    async def sleep(self, seconds: float) -> None:
+        self.ns += int(seconds * 1e9)
+
+
+def plain_node(name: str, units: int, gpus: int, **more: object) -> Node:
+    """A node of gpushare: totals only."""
+    amounts = {names.GPU_MEM: str(units), names.GPU_COUNT: str(gpus)}
+    return msgspec.convert(
+        {"metadata": {"name": name, **more}, "status": {"capacity": amounts, "allocatable": amounts}}, Node
+    )
+
+
+def agent_node(name: str, *gib: int, unit: MemoryUnit = GIB, healthy: tuple[bool, ...] = ()) -> Node:
+    """A node whose agent has published its GPUs and registered its plugins."""
+    gpus = tuple(
+        Gpu(i, f"GPU-{name}-{i}", "Tesla T4", size * 1024, healthy[i] if healthy else True)
+        for i, size in enumerate(gib)
+    )
+    inventory = NodeGpus(gpus, unit)
+    amounts = {
+        names.GPU_MEM: str(sum(inventory.units_of(gpu) for gpu in gpus)),
+        names.GPU_COUNT: str(len(gpus)),
+        names.WHOLE_GPU: str(len(gpus)),
+    }
+    return msgspec.convert(
+        {
+            "metadata": {"name": name, "annotations": encode_gpus(inventory)},
+            "status": {"capacity": amounts, "allocatable": amounts},
+        },
+        Node,
+    )
+
+
+def pod(
+    name: str,
+    units: int | tuple[int, ...] = 0,
+    *,
+    uid: str = "",
+    node: str = "",
+    index: int | str | None = None,
+    annotations: dict[str, str] | None = None,
+    phase: str = "Pending",
+    whole: int = 0,
+    **more: object,
+) -> Pod:
+    """A pod with a container per number of units; `index` writes gpushare's annotation."""
+    shares = units if isinstance(units, tuple) else (units,)
+    limits = [{names.GPU_MEM: str(n)} if n else {} for n in shares]
+    if whole:
+        limits = [{names.WHOLE_GPU: str(whole)}]
+    marks = dict(annotations or {})
+    if index is not None:
+        marks[names.MEM_IDX] = str(index)
+    spec: dict[str, object] = {
+        "nodeName": node,
+        "containers": [{"name": f"c{i}", "resources": {"limits": limit}} for i, limit in enumerate(limits)],
+    }
+    for key in ("initContainers", "priority"):
+        if key in more:
+            spec[key] = more.pop(key)
+    status: dict[str, object] = {"phase": phase}
+    for key in ("containerStatuses",):
+        if key in more:
+            status[key] = more.pop(key)
+    metadata = {
+        "name": name,
+        "namespace": "default",
+        "uid": uid or f"uid-{name}",
+        "annotations": marks,
+        **more,
+    }
+    return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Pod)
