@@ -1,0 +1,217 @@
+"""The server as one object: routes a request to its verb, owns the store and the housekeeping.
+
+    server = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
+    await server.start()
+    client = kube.client.Client(server.transport())     # in the process
+    uvicorn.Config(server.asgi)                         # or over HTTP (`serve`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random as _random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from gpuslice.clock import Clock
+from gpuslice.local.apiserver import bootstrap, patching, pods
+from gpuslice.local.apiserver.admission import Admission
+from gpuslice.local.apiserver.discovery import VERSION, Discovery
+from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
+from gpuslice.local.apiserver.kinds import Registry
+from gpuslice.local.apiserver.managed import Managers
+from gpuslice.local.apiserver.rest import Rest, read_delete_options
+from gpuslice.local.apiserver.status import Failure, Json, bad_request, method_not_allowed, no_such_route
+from gpuslice.local.apiserver.store import Store
+from gpuslice.local.apiserver.strategy import Strategy
+from gpuslice.local.streams import KubeletBackend
+
+if TYPE_CHECKING:
+    from gpuslice.local.apiserver.transport import LocalTransport
+
+TICK_SECONDS = 1.0
+"""How often ended watches and due bookmarks are looked for."""
+
+
+class ApiServer:
+    """A Kubernetes API server in this process."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        new_uid: Callable[[], str],
+        random: Callable[[], float] = _random.random,
+        database: Path | None = None,
+        webhook_post: Callable[..., Awaitable[bytes]] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.kubelets: dict[str, KubeletBackend] = {}
+        """The streaming half of each node's kubelet, by node name: logs and exec."""
+        self.token: str | None = None
+        """The bearer token that HTTP requests must carry; None lets everyone in."""
+        self.store = Store()
+        self.registry = Registry()
+        self.admission = Admission()
+        self.rest = Rest(
+            self.store,
+            self.registry,
+            self.admission,
+            Strategy(self.store, clock=clock, random=random),
+            Managers(),
+            clock=clock,
+            new_uid=new_uid,
+        )
+        self.discovery = Discovery(self.registry)
+        self._database = database
+        self._housekeeping: asyncio.Task[None] | None = None
+        bootstrap.populate(self.rest, clock, new_uid)
+
+    async def start(self) -> None:
+        """Begin the housekeeping. Call once, before the first watch."""
+        self._housekeeping = asyncio.create_task(self._keep_house(), name="apiserver housekeeping")
+
+    async def stop(self) -> None:
+        """End every watch and stop. Safe to call twice."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._housekeeping
+            self._housekeeping = None
+        self.close_watches()
+
+    def close_watches(self) -> None:
+        """End every open watch, so that a server can shut down at once."""
+        for collection in self.store.collections():
+            for watcher in collection.hub.watchers():
+                watcher.close()
+
+    def transport(self) -> LocalTransport:
+        """A client's way in without HTTP."""
+        from gpuslice.local.apiserver.transport import LocalTransport
+
+        return LocalTransport(self)
+
+    async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        """The ASGI application: HTTP and WebSocket."""
+        from gpuslice.local.apiserver.asgi import serve_scope
+
+        await serve_scope(self, scope, receive, send)
+
+    async def _keep_house(self) -> None:
+        while True:
+            await self.clock.sleep(TICK_SECONDS)
+            self.rest.tick()
+
+    # --- routes -------------------------------------------------------------------------------------
+    async def handle(self, request: Request) -> Reply | Stream:
+        """Serve one request; every Failure becomes a Status."""
+        try:
+            return await self._route(request)
+        except Failure as failure:
+            return reply(failure.body(), failure.status)
+
+    async def _route(self, request: Request) -> Reply | Stream:
+        parts = request.path.strip("/").split("/")
+        match parts:
+            case ["healthz" | "livez" | "readyz", *_]:
+                return Reply(b"ok", content_type="text/plain; charset=utf-8")
+            case ["version"]:
+                return reply(VERSION)
+            case ["api" | "apis"]:
+                return self.discovery.root(request, parts[0])
+            case ["api", "v1"]:
+                return self.discovery.resources("", "v1")
+            case ["apis", group]:
+                return self.discovery.group(group)
+            case ["apis", group, version]:
+                return self.discovery.resources(group, version)
+            case ["api", "v1", *rest]:
+                return await self._serve(request, self._target("", "v1", rest))
+            case ["apis", group, version, *rest]:
+                return await self._serve(request, self._target(group, version, rest))
+        raise no_such_route()
+
+    def _target(self, group: str, version: str, parts: list[str]) -> Target:
+        namespace = ""
+        if parts[0] == "watch":
+            raise no_such_route()
+        if parts[0] == "namespaces" and len(parts) > 2 and parts[2] not in ("status", "finalize"):
+            namespace, parts = parts[1], parts[2:]
+        kind = self.registry.find(group, version, parts[0])
+        if kind is None or len(parts) > 3 or (namespace and not kind.namespaced):
+            raise no_such_route()
+        if kind.namespaced and not namespace and len(parts) > 1:
+            raise no_such_route()
+        name = parts[1] if len(parts) > 1 else ""
+        return Target(kind, namespace, name, parts[2] if len(parts) > 2 else "")
+
+    async def _serve(self, request: Request, target: Target) -> Reply | Stream:
+        if target.subresource:
+            return await self._subresource(request, target)
+        method = request.method
+        if target.name:
+            match method:
+                case "GET":
+                    if request.flag("watch"):
+                        return self.rest.watch(request, target)
+                    return self.rest.get(target)
+                case "PUT":
+                    return await self.rest.update(request, target, lambda _: read_object(request))
+                case "PATCH":
+                    return await patching.patch(self.rest, request, target)
+                case "DELETE":
+                    return await self.rest.delete(request, target, read_delete_options(request))
+        else:
+            match method:
+                case "GET":
+                    if request.flag("watch"):
+                        return self.rest.watch(request, target)
+                    return self.rest.list(request, target)
+                case "POST":
+                    return await self.rest.create(request, target, read_object(request))
+                case "DELETE":
+                    return await self.rest.delete_collection(request, target, read_delete_options(request))
+        raise method_not_allowed()
+
+    async def _subresource(self, request: Request, target: Target) -> Reply | Stream:
+        kind, name, method = target.kind, target.subresource, request.method
+        if name == "status" and kind.status:
+            if method == "GET":
+                return self.rest.get(target)
+            if method == "PATCH":
+                return await patching.patch(self.rest, request, target)
+            if method == "PUT":
+                return await self.rest.update(request, target, lambda _: read_object(request))
+        if kind.key == ("", "pods") and method == "POST":
+            if name == "binding":
+                return pods.bind(self.rest, request, target, read_object(request))
+            if name == "eviction":
+                return await pods.evict(self.rest, request, target, read_object(request))
+        raise no_such_route()
+
+
+def read_object(request: Request) -> Json:
+    """Decode a JSON or YAML object. Raises 415 for other formats, 400 for malformed bodies."""
+    kind, body = request.content_type.partition(";")[0].strip(), request.body
+    try:
+        if "yaml" in kind:
+            obj = yaml.safe_load(body)
+        elif kind in ("application/json", "", "*/*") or kind.endswith("+json"):
+            obj = msgspec.json.decode(body)
+        else:
+            raise Failure(
+                415, "UnsupportedMediaType",
+                f"the body of the request was in an unknown format - accepted media types include: "
+                f"application/json, application/yaml (got {kind})",
+            )  # fmt: skip
+    except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise bad_request(f"couldn't get version/kind; json parse error: {error}") from None
+    if not isinstance(obj, dict):
+        raise bad_request("the body of the request must be an object")
+    return obj

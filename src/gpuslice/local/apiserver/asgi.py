@@ -1,0 +1,112 @@
+"""The server as an ASGI 3 application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from gpuslice.local.apiserver.http import Reply, Request, Stream, reply
+from gpuslice.local.apiserver.status import unauthorized
+
+if TYPE_CHECKING:
+    from gpuslice.local.apiserver.app import ApiServer
+
+BODY_LIMIT = 3 * 1024 * 1024
+"""Bytes of a request body; as kube-apiserver."""
+
+
+def read_scope(scope: Any, body: bytes = b"") -> Request:
+    """The request that an ASGI scope describes."""
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    lists = parse_qs(scope.get("query_string", b"").decode(), keep_blank_values=True)
+    return Request(
+        scope.get("method", "GET"),
+        scope["path"],
+        {name: values[-1] for name, values in lists.items()},
+        body,
+        headers.get(b"content-type", "application/json"),
+        headers.get(b"accept", "application/json"),
+        headers.get(b"user-agent", ""),
+        lists,
+    )
+
+
+def authorized(scope: Any, token: str | None) -> bool:
+    """Whether the request carries the bearer token that is demanded, if any."""
+    if token is None:
+        return True
+    given = dict(scope["headers"]).get(b"authorization", b"")
+    return hmac.compare_digest(given, b"Bearer " + token.encode())
+
+
+async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) -> None:
+    """Serve one HTTP request."""
+    if scope["type"] != "http":
+        return
+    if not authorized(scope, server.token):
+        await _send_reply(send, reply(unauthorized().body(), 401), [])
+        return
+    body = await _body(receive)
+    if body is None:
+        return
+    request = read_scope(scope, body)
+    answer = await server.handle(request)
+    if isinstance(answer, Reply):
+        await _send_reply(send, answer, request.warnings)
+    else:
+        await _send_stream(receive, send, answer)
+
+
+async def _body(receive: Any) -> bytes | None:
+    pieces, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size <= BODY_LIMIT:
+            pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def _warning(text: str) -> tuple[bytes, bytes]:
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return b"warning", f'299 - "{quoted}"'.encode("latin-1", "replace")
+
+
+async def _send_reply(send: Any, answer: Reply, warnings: list[str]) -> None:
+    headers = [
+        (b"content-type", answer.content_type.encode()),
+        (b"content-length", str(len(answer.body)).encode()),
+        (b"cache-control", b"no-cache, private"),
+        *map(_warning, warnings),
+    ]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _send_stream(receive: Any, send: Any, answer: Stream) -> None:
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        answer.close()
+
+    headers = [(b"content-type", answer.content_type.encode()), (b"cache-control", b"no-cache, private")]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    # The headers must reach the client before the first event does.
+    await send({"type": "http.response.body", "body": b"", "more_body": True})
+    gone = asyncio.create_task(until_gone())
+    try:
+        async for batch in answer.batches:
+            await send({"type": "http.response.body", "body": b"".join(batch), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        answer.close()
+        gone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone

@@ -1,0 +1,523 @@
+"""The generic verbs: get, list, watch, create, update, delete, whatever the kind.
+
+Optimistic throughout: an object is read, changed in a private copy, and committed only if nobody was
+faster; without a resourceVersion from the client the change is tried again on the newer version.
+Nothing awaits between the read and the commit unless a webhook has to be asked.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpuslice.clock import Clock
+from gpuslice.local.apiserver import fields, selectors, strategy
+from gpuslice.local.apiserver.admission import Admission, Operation
+from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
+from gpuslice.local.apiserver.kinds import Kind, Registry
+from gpuslice.local.apiserver.managed import Managers
+from gpuslice.local.apiserver.objects import canonical, convert, now
+from gpuslice.local.apiserver.status import (
+    MODIFIED,
+    Failure,
+    Json,
+    already_exists,
+    bad_request,
+    conflict,
+    forbidden,
+    invalid,
+    method_not_allowed,
+    not_found,
+    success,
+)
+from gpuslice.local.apiserver.store import Collection, Entry, Store, encode
+from gpuslice.local.apiserver.watch import Render, Watcher, frame
+
+RETRIES = 16
+"""How often a change without a resourceVersion is tried again when others are faster."""
+WATCH_SECONDS = 1800
+"""How long a watch lasts that asks for no other time."""
+BOOKMARK_SECONDS = 60
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+Change = Callable[[Json], Json]
+"""From a private copy of the stored object to what it shall be. May raise Failure."""
+
+
+@dataclass(slots=True)
+class DeleteOptions:
+    """`metav1.DeleteOptions`, from the body or the query."""
+
+    grace: int | None = None
+    propagation: str = ""
+    uid: str | None = None
+    version: str | None = None
+    dry_run: bool = False
+
+
+class Rest:
+    """The verbs over one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        admission: Admission,
+        rules: strategy.Strategy,
+        managers: Managers,
+        *,
+        clock: Clock,
+        new_uid: Callable[[], str],
+    ) -> None:
+        self.store = store
+        self.registry = registry
+        self.admission = admission
+        self.rules = rules
+        self.managers = managers
+        self.clock = clock
+        self.new_uid = new_uid
+        self.after: list[Callable[[Kind, Json | None, Json | None], None]] = []
+        """Called after each commit with (kind, before, after): CRDs, namespaces."""
+
+    # --- reading ------------------------------------------------------------------------------------
+    def collection(self, kind: Kind) -> Collection:
+        """Where objects of a kind are."""
+        return self.store.collection(kind.storage)
+
+    def entry(self, target: Target) -> Entry:
+        """The current version of the target. Raises 404."""
+        found = self.collection(target.kind).get(target.namespace, target.name)
+        if found is None:
+            raise not_found(target.kind.group, target.kind.plural, target.name)
+        return found
+
+    def raw(self, kind: Kind, raw: bytes) -> bytes:
+        """An object's bytes in the version that the request speaks."""
+        if self.registry.is_stored_form(kind):
+            return raw
+        return encode(convert(kind, msgspec.json.decode(raw)))
+
+    def get(self, target: Target) -> Reply:
+        """GET one object."""
+        return Reply(self.raw(target.kind, self.entry(target).raw))
+
+    def select(self, request: Request, target: Target) -> tuple[list[Entry], Json]:
+        """The objects that a LIST asks for, and its ListMeta (paging included)."""
+        kind = target.kind
+        labels, chosen = self._selectors(request, kind)
+        limit = request.number("limit") or 0
+        meta: Json = {"resourceVersion": str(self.store.version)}
+        token = request.query.get("continue", "")
+        if token:
+            number, version = _read_token(token)
+            entries = self.store.snapshot(number)
+            meta["resourceVersion"] = version
+        else:
+            entries = self._at_version(request, self.collection(kind), target.namespace)
+            name = chosen.exact("metadata.name")
+            if name is not None and target.namespace:
+                entries = [entry for entry in entries if entry.key[1] == name]
+            if labels.clauses:
+                entries = [entry for entry in entries if labels.matches(entry.labels)]
+            if chosen.clauses:
+                entries = [entry for entry in entries if chosen.matches(entry.field)]
+        if limit and len(entries) > limit:
+            page, rest = entries[:limit], entries[limit:]
+            meta["continue"] = _token(self.store.keep_snapshot(rest), meta["resourceVersion"])
+            if not (labels.clauses or chosen.clauses):
+                meta["remainingItemCount"] = len(rest)
+            return page, meta
+        return entries, meta
+
+    def list(self, request: Request, target: Target) -> Reply:
+        """GET a collection."""
+        entries, meta = self.select(request, target)
+        kind = target.kind
+        items = b",".join([self.raw(kind, entry.raw) for entry in entries])
+        head = f'{{"kind":"{kind.kind}List","apiVersion":"{kind.api_version}","metadata":'.encode()
+        return Reply(b"".join((head, encode(meta), b',"items":[', items, b"]}")))
+
+    def _selectors(self, request: Request, kind: Kind) -> tuple[selectors.LabelSelector, selectors.FieldSelector]:
+        labels = selectors.parse_labels(request.query.get("labelSelector", ""))
+        chosen = selectors.parse_fields(request.query.get("fieldSelector", ""))
+        if chosen.clauses:
+            extra = kind.custom.selectable if kind.custom else ()
+            what = f'"{kind.api_version if kind.group else "/v1"}, Resource={kind.plural}"'
+            fields.check(chosen, kind.storage, extra, what)
+        return labels, chosen
+
+    def _at_version(self, request: Request, collection: Collection, namespace: str) -> list[Entry]:
+        asked = request.query.get("resourceVersion", "")
+        if asked in ("", "0"):
+            return collection.in_order(namespace)
+        version = _version(asked)
+        if version > self.store.version:
+            raise Failure(504, "Timeout", f"Too large resource version: {version}, current: {self.store.version}")
+        if request.query.get("resourceVersionMatch") == "Exact":
+            return collection.as_of(version, namespace)
+        return collection.in_order(namespace)
+
+    # --- watching -----------------------------------------------------------------------------------
+    def watch(
+        self,
+        request: Request,
+        target: Target,
+        render: Render | None = None,
+    ) -> Stream:
+        """GET a collection with watch=true. Raises 410 if the version is too old."""
+        kind, collection = target.kind, self.collection(target.kind)
+        labels, chosen = self._selectors(request, kind)
+        if target.name:
+            chosen = selectors.FieldSelector((*chosen.clauses, ("metadata.name", True, target.name)))
+        tables = render is not None
+        if render is None and not self.registry.is_stored_form(kind):
+
+            def render(type_: str, raw: bytes) -> bytes:
+                return frame(type_, self.raw(kind, raw))
+
+        watcher = Watcher(
+            kind, target.namespace, labels, chosen, indexed=fields.INDEXED.get(kind.storage, ""), render=render,
+            bookmarks=request.flag("allowWatchBookmarks"), tables=tables,
+        )  # fmt: skip
+        asked = request.query.get("resourceVersion", "")
+        initial = request.query.get("sendInitialEvents")
+        past = []
+        if initial == "true" or (asked in ("", "0") and initial is None):
+            for entry in collection.in_order(target.namespace):
+                if watcher.selects(entry):
+                    watcher.send(render("ADDED", entry.raw) if render else frame("ADDED", entry.raw))
+            watcher.version = self.store.version
+            if initial == "true" and watcher.bookmarks:
+                self.bookmark(kind, watcher, end=True)
+        elif asked not in ("", "0"):
+            watcher.version = _version(asked)
+            past = list(collection.since(watcher.version))
+        for event in past:
+            watcher.offer(event)
+        seconds = request.number("timeoutSeconds") or WATCH_SECONDS
+        start = self.clock.monotonic()
+        watcher.deadline = start + seconds
+        watcher.bookmark_at = start + BOOKMARK_SECONDS if watcher.bookmarks else float("inf")
+        collection.hub.add(watcher)
+        return Stream(_batches(watcher), watcher.close)
+
+    def bookmark(self, kind: Kind, watcher: Watcher, *, end: bool = False) -> None:
+        """Tell a watcher how far it has seen, so that it can resume from there."""
+        meta: Json = {"resourceVersion": str(self.store.version), "creationTimestamp": None}
+        if end:
+            meta["annotations"] = {INITIAL_EVENTS_END: "true"}
+        raw = encode({"kind": kind.kind, "apiVersion": kind.api_version, "metadata": meta})
+        if watcher.render is not None and watcher.tables:
+            watcher.send(watcher.render("BOOKMARK", raw))
+        else:
+            watcher.send(frame("BOOKMARK", raw))
+        watcher.version = self.store.version
+
+    def tick(self) -> None:
+        """End the watches whose time is up and send the bookmarks that are due."""
+        moment = self.clock.monotonic()
+        for collection in self.store.collections():
+            for watcher in collection.hub.watchers():
+                if moment >= watcher.bookmark_at:
+                    watcher.bookmark_at = moment + BOOKMARK_SECONDS
+                    self.bookmark(watcher.kind, watcher)
+                if moment >= watcher.deadline:
+                    watcher.close()
+
+    # --- writing ------------------------------------------------------------------------------------
+    async def create(self, request: Request, target: Target, obj: Json) -> Reply:
+        """POST an object to its collection."""
+        kind = target.kind
+        obj = canonical(kind, obj)
+        meta = obj["metadata"]
+        space = meta.get("namespace") or target.namespace
+        if kind.namespaced:
+            if target.namespace and space != target.namespace:
+                raise bad_request(
+                    "the namespace of the provided object does not match the namespace sent on the request"
+                )
+            meta["namespace"] = space
+        else:
+            meta.pop("namespace", None)
+        if meta.get("resourceVersion"):
+            raise bad_request("resourceVersion should not be set on objects to be created")
+        if not meta.get("name") and meta.get("generateName"):
+            meta["name"] = self.rules.generated_name(meta["generateName"])
+            generated = True
+        else:
+            generated = False
+        for _ in range(RETRIES):
+            try:
+                return await self._create(request, target, kind, obj)
+            except Failure as failure:
+                if not (generated and failure.reason == "AlreadyExists"):
+                    raise
+                meta["name"] = self.rules.generated_name(meta["generateName"])
+        raise already_exists(kind.group, kind.plural, meta["name"])
+
+    async def _create(self, request: Request, target: Target, kind: Kind, obj: Json) -> Reply:
+        meta = obj["metadata"]
+        meta["uid"] = self.new_uid()
+        meta["creationTimestamp"] = now(self.clock)
+        for name in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"):
+            meta.pop(name, None)
+        self._need_namespace(kind, meta)
+        self.rules.defaults(kind, obj)
+        self.rules.admit(kind, obj, None)
+        if self.admission.concerns(kind, "CREATE", ""):
+            hook = Operation(request, kind, "CREATE", "", obj, None, dry_run=request.dry_run)
+            obj = await self.admission.mutate(hook)
+            meta = obj["metadata"]
+            self.rules.defaults(kind, obj)
+        self.rules.prepare_create(kind, obj)
+        self._validate(kind, obj, None)
+        if self.admission.concerns(kind, "CREATE", ""):
+            await self.admission.validate(
+                Operation(request, kind, "CREATE", "", obj, None, dry_run=request.dry_run)
+            )
+            self._need_namespace(kind, meta)
+        collection = self.collection(kind)
+        if collection.get(meta.get("namespace", ""), meta["name"]) is not None:
+            raise already_exists(kind.group, kind.plural, meta["name"])
+        self.managers.created(obj, request, kind)
+        if request.dry_run:
+            obj["metadata"].pop("resourceVersion", None)
+            return reply(convert(kind, obj), 201)
+        entry = self.commit(kind, None, obj)
+        return Reply(self.raw(kind, entry.raw), 201)
+
+    async def update(
+        self, request: Request, target: Target, change: Change, *, created: Json | None = None, applied: bool = False
+    ) -> Reply:
+        """Change one object (PUT or PATCH, also of its subresources)."""
+        kind = target.kind
+        for attempt in range(RETRIES):
+            entry = self.collection(kind).get(target.namespace, target.name)
+            if entry is None:
+                if created is not None:
+                    return await self.create(request, target, created)
+                raise not_found(kind.group, kind.plural, target.name)
+            old = entry.decode()
+            new = canonical(kind, change(convert(kind, entry.decode())))
+            given = self._keep_identity(kind, target, old, new)
+            self.rules.defaults(kind, new)
+            self.rules.prepare_update(kind, new, old, target.subresource)
+            verb_target = target.subresource if target.subresource != "scale" else ""
+            if self.admission.concerns(kind, "UPDATE", verb_target):
+                hook = Operation(request, kind, "UPDATE", verb_target, new, old, dry_run=request.dry_run)
+                new = await self.admission.mutate(hook)
+                self.rules.defaults(kind, new)
+                self.rules.prepare_update(kind, new, old, target.subresource)
+                self._validate(kind, new, old, target.subresource)
+                hook.obj = new
+                await self.admission.validate(hook)
+            else:
+                self._validate(kind, new, old, target.subresource)
+            self.managers.updated(new, old, request, kind, target.subresource, applied=applied)
+            if new == old:
+                return Reply(self.raw(kind, entry.raw))
+            if self.collection(kind).get(target.namespace, target.name) is not entry:
+                if given or attempt == RETRIES - 1:
+                    raise conflict(kind.group, kind.plural, target.name, MODIFIED)
+                continue
+            if request.dry_run:
+                return reply(convert(kind, new))
+            if _may_go(new):
+                tomb = self.remove(kind, old, new)
+                return Reply(self.raw(kind, tomb.raw))
+            stored = self.commit(kind, old, new)
+            return Reply(self.raw(kind, stored.raw))
+        raise conflict(kind.group, kind.plural, target.name, MODIFIED)
+
+    def _keep_identity(self, kind: Kind, target: Target, old: Json, new: Json) -> bool:
+        """Check the preconditions in the new metadata and restore what no client may change."""
+        meta, was = new["metadata"], old["metadata"]
+        if meta.get("name", target.name) != target.name:
+            raise bad_request(
+                f"the name of the object ({meta['name']}) does not match the name on the URL ({target.name})"
+            )
+        if kind.namespaced and meta.get("namespace", target.namespace) != target.namespace:
+            raise bad_request(
+                f"the namespace of the object ({meta['namespace']}) does not match the namespace on the URL "
+                f"({target.namespace})"
+            )
+        given = meta.get("resourceVersion") or ""
+        uid = meta.get("uid") or ""
+        if uid and uid != was["uid"]:
+            why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {was['uid']}"
+            raise conflict(kind.group, kind.plural, target.name, why)
+        if given and given != was["resourceVersion"]:
+            raise conflict(kind.group, kind.plural, target.name, MODIFIED)
+        for name in (
+            "name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
+            "generation", "generateName", "resourceVersion",
+        ):  # fmt: skip
+            if name in was:
+                meta[name] = was[name]
+            else:
+                meta.pop(name, None)
+        meta.pop("selfLink", None)
+        if was.get("deletionTimestamp"):
+            fresh = set(meta.get("finalizers") or ()) - set(was.get("finalizers") or ())
+            if fresh:
+                names = ", ".join(f'"{name}"' for name in sorted(fresh))
+                raise invalid(kind.group, kind.kind, target.name, [strategy.no_new_finalizers(names)])
+        return bool(given)
+
+    def _validate(self, kind: Kind, obj: Json, old: Json | None, subresource: str = "") -> None:
+        causes = self.rules.validate(kind, obj, old, subresource)
+        if causes:
+            raise invalid(kind.group, kind.kind, obj["metadata"].get("name", ""), causes)
+
+    def _need_namespace(self, kind: Kind, meta: Json) -> None:
+        if not kind.namespaced:
+            return
+        name = meta.get("namespace", "")
+        entry = self.store.collection(("", "namespaces")).get("", name)
+        if entry is None:
+            raise not_found("", "namespaces", name)
+        if entry.selectable.get("status.phase") == "Terminating":
+            why = f"unable to create new content in namespace {name} because it is being terminated"
+            raise forbidden(kind.group, kind.plural, meta.get("name", ""), why)
+
+    def commit(self, kind: Kind, before: Json | None, obj: Json) -> Entry:
+        """Store an object and tell everyone. The caller has checked that nobody was faster."""
+        entry = self.collection(kind).put(obj)
+        for hook in self.after:
+            hook(kind, before, obj)
+        return entry
+
+    def remove(self, kind: Kind, before: Json, last: Json) -> Entry:
+        """Take an object out of the store and tell everyone."""
+        meta = last["metadata"]
+        tomb = self.collection(kind).drop((meta.get("namespace", ""), meta["name"]), last)
+        for hook in self.after:
+            hook(kind, before, None)
+        return tomb
+
+    # --- deleting -----------------------------------------------------------------------------------
+    async def delete(self, request: Request, target: Target, options: DeleteOptions) -> Reply:
+        """DELETE one object: at once, or by marking it where a grace period or finalizers stand in the way."""
+        kind = target.kind
+        entry = self.entry(target)
+        if self.admission.concerns(kind, "DELETE", ""):
+            old = entry.decode()
+            await self.admission.mutate(Operation(request, kind, "DELETE", "", None, old, dry_run=options.dry_run))
+            await self.admission.validate(Operation(request, kind, "DELETE", "", None, old, dry_run=options.dry_run))
+            entry = self.entry(target)
+        old, obj = entry.decode(), entry.decode()
+        meta = obj["metadata"]
+        if options.uid is not None and options.uid != meta["uid"]:
+            why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {meta['uid']}"
+            raise conflict(kind.group, kind.plural, target.name, why)
+        if options.version is not None and options.version != meta["resourceVersion"]:
+            why = (
+                f"Precondition failed: ResourceVersion in precondition: {options.version}, "
+                f"ResourceVersion in object meta: {meta['resourceVersion']}"
+            )
+            raise conflict(kind.group, kind.plural, target.name, why)
+        self.rules.may_delete(kind, obj)
+        self.rules.mark_deleted(kind, obj, options.grace, options.propagation)
+        details: Json = {"name": target.name}
+        if kind.group:
+            details["group"] = kind.group
+        details |= {"kind": kind.plural, "uid": meta["uid"]}
+        if not _may_go(obj):
+            if obj == old or options.dry_run:
+                return reply(convert(kind, obj))
+            return Reply(self.raw(kind, self.commit(kind, old, obj).raw))
+        if options.dry_run:
+            return reply(success(details))
+        tomb = self.remove(kind, old, obj)
+        if kind.key == ("", "pods"):
+            return Reply(self.raw(kind, tomb.raw))
+        return reply(success(details))
+
+    async def delete_collection(self, request: Request, target: Target, options: DeleteOptions) -> Reply:
+        """DELETE every object that the selectors choose."""
+        entries, meta = self.select(request, target)
+        for entry in list(entries):
+            one = Target(target.kind, entry.key[0], entry.key[1])
+            try:
+                await self.delete(request, one, options)
+            except Failure as failure:
+                if failure.status not in (404, 409):
+                    raise
+        kind = target.kind
+        items = [convert(kind, entry.decode()) for entry in entries]
+        return reply({"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": meta, "items": items})
+
+
+def _may_go(obj: Json) -> bool:
+    """Whether a marked object has nothing left that keeps it."""
+    meta = obj["metadata"]
+    return (
+        bool(meta.get("deletionTimestamp"))
+        and not meta.get("finalizers")
+        and not meta.get("deletionGracePeriodSeconds")
+        and not (obj.get("kind") == "Namespace" and (obj.get("spec") or {}).get("finalizers"))
+    )
+
+
+def read_delete_options(request: Request) -> DeleteOptions:
+    """DeleteOptions from body and query. Raises 400."""
+    body: Any = {}
+    if request.body.strip():
+        try:
+            body = msgspec.json.decode(request.body)
+        except msgspec.DecodeError as error:
+            raise bad_request(f"couldn't get version/kind; json parse error: {error}") from None
+    if not isinstance(body, dict):
+        raise bad_request("DeleteOptions must be an object")
+    conditions = body.get("preconditions") or {}
+    grace = request.number("gracePeriodSeconds")
+    if body.get("gracePeriodSeconds") is not None:
+        grace = body["gracePeriodSeconds"]
+    propagation = body.get("propagationPolicy") or request.query.get("propagationPolicy", "")
+    orphan = body.get("orphanDependents")
+    if orphan is not None and not propagation:
+        propagation = "Orphan" if orphan else "Background"
+    if propagation not in ("", "Orphan", "Background", "Foreground"):
+        raise bad_request(
+            f'invalid propagationPolicy "{propagation}": supported values: "Background", "Foreground", "Orphan"'
+        )
+    dry = request.dry_run or bool(body.get("dryRun"))
+    return DeleteOptions(grace, propagation, conditions.get("uid"), conditions.get("resourceVersion"), dry)
+
+
+def refuse(*_: object) -> Reply:
+    """The verb that a resource does not have."""
+    raise method_not_allowed()
+
+
+async def _batches(watcher: Watcher) -> AsyncIterator[list[bytes]]:
+    try:
+        while lines := await watcher.batch():
+            yield lines
+    finally:
+        watcher.close()
+
+
+def _version(text: str) -> int:
+    if not text.isdigit():
+        raise bad_request(f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
+    return int(text)
+
+
+def _token(number: int, version: str) -> str:
+    return base64.urlsafe_b64encode(encode({"v": "meta.k8s.io/v1", "rv": version, "page": number})).decode()
+
+
+def _read_token(token: str) -> tuple[int, str]:
+    try:
+        found = msgspec.json.decode(base64.urlsafe_b64decode(token))
+        return int(found["page"]), str(found["rv"])
+    except (ValueError, KeyError, TypeError, msgspec.DecodeError):
+        raise bad_request("continue key is not valid") from None
+
+
+__all__ = ["DeleteOptions", "Rest", "read_delete_options", "refuse"]

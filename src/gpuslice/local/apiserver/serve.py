@@ -1,0 +1,143 @@
+"""HTTPS for kubectl: uvicorn inside our own task group, a certificate of our own, a bearer token.
+
+    async with serving(server, port=0, kubeconfig=path, clock=clock) as endpoint: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import yaml
+
+from gpuslice.clock import Clock
+from gpuslice.errors import InputError
+from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.apiserver.certificates import Certificates, issue
+
+SHUTDOWN_SECONDS = 2
+KEEP_ALIVE_SECONDS = 120
+"""Longer than Go's idle timeout of 90 s, so that the client is the one who closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the server listens and how to get in."""
+
+    url: str
+    token: str
+    authority: bytes
+    """The CA certificate, PEM."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: Ctrl-C is the business of whoever assembles the program."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the process's handlers alone."""
+        yield
+
+
+@asynccontextmanager
+async def serving(
+    server: ApiServer, *, clock: Clock, host: str = "127.0.0.1", port: int = 0, kubeconfig: Path | None = None
+) -> AsyncIterator[Endpoint]:
+    """Serve HTTPS while the block runs; port 0 takes a free one. Raises InputError if the port is taken.
+
+    Leaving the block ends open watches at once. The kubeconfig file stays: whoever chose its place removes it.
+    """
+    certificates = issue(clock)
+    token = secrets.token_urlsafe(32)
+    server.token = token
+    listener = _listen(host, port)
+    bound = listener.getsockname()[1]
+    endpoint = Endpoint(f"https://{host}:{bound}", token, certificates.authority)
+    with tempfile.TemporaryDirectory(prefix="gpuslice-") as folder:
+        config = _config(server, certificates, Path(folder))
+    running = _Server(config)
+    task = asyncio.create_task(running.serve(sockets=[listener]), name="apiserver https")
+    try:
+        while not running.started and not task.done():
+            await asyncio.sleep(0)
+        if kubeconfig is not None:
+            write_kubeconfig(kubeconfig, endpoint)
+        yield endpoint
+    finally:
+        running.should_exit = True
+        server.close_watches()
+        await task
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    return listener
+
+
+def _config(server: ApiServer, certificates: Certificates, folder: Path) -> uvicorn.Config:
+    """The TLS files are read once, here; they need not outlive this call."""
+    paths = {"cert": certificates.certificate, "key": certificates.key}
+    for name, text in paths.items():
+        target = folder / name
+        target.touch(mode=0o600)
+        target.write_bytes(text)
+    config = uvicorn.Config(
+        server.asgi,
+        interface="asgi3",
+        http="httptools",
+        ws="websockets-sansio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ssl_certfile=str(folder / "cert"),
+        ssl_keyfile=str(folder / "key"),
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    config.load()
+    return config
+
+
+def write_kubeconfig(path: Path, endpoint: Endpoint, *, name: str = "gpuslice") -> None:
+    """Write a kubeconfig for this endpoint, mode 0600, whole or not at all."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{
+            "name": name,
+            "cluster": {
+                "server": endpoint.url,
+                "certificate-authority-data": base64.b64encode(endpoint.authority).decode(),
+            },
+        }],
+        "users": [{"name": name, "user": {"token": endpoint.token}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "default"}}],
+        "current-context": name,
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            yaml.safe_dump(content, file, sort_keys=False)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

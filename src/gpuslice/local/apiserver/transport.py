@@ -1,0 +1,63 @@
+"""The in-process client's way in: the same handlers as HTTP, without its framing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from gpuslice.kube.client import Response
+from gpuslice.local.apiserver.http import Reply, Request
+
+if TYPE_CHECKING:
+    from gpuslice.local.apiserver.app import ApiServer
+
+
+class LocalTransport:
+    """A `kube.client.Transport` over an `ApiServer` of this process and event loop."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> Response:
+        """One request, one whole answer."""
+        answer = await self._server.handle(Request(method, path, query or {}, body or b"", content_type))
+        if isinstance(answer, Reply):
+            return Response(answer.status, answer.body)
+        pieces = [piece async for batch in answer.batches for piece in batch]
+        return Response(answer.status, b"".join(pieces))
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, query: Mapping[str, str]
+    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        """GET as (status, lines)."""
+        answer = await self._server.handle(Request("GET", path, query))
+        if isinstance(answer, Reply):
+            yield answer.status, _once(answer.body)
+            return
+        try:
+            yield answer.status, _flat(answer.batches)
+        finally:
+            answer.close()
+
+    async def aclose(self) -> None:
+        """Nothing to give back."""
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+async def _flat(batches: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
+    async for batch in batches:
+        for line in batch:
+            yield line
