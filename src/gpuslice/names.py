@@ -39,6 +39,9 @@ ALLOCATION: Final = "gpuslice.io/allocation"
 SHARES_ACROSS: Final = "gpuslice.io/gpus-per-container"
 """Asked by the user: spread each container's gpu-mem evenly over this many GPUs."""
 
+BIND_FENCE: Final = "gpuslice.io/bind-fence"
+"""Written to a pod whose binding was lost on its way, so that it cannot arrive any more: when that was."""
+
 # --- node annotations and labels ----------------------------------------------------------------
 NODE_GPUS: Final = "gpuslice.io/gpus"
 """JSON list of the node's GPUs, published by the agent (`devices.inventory`)."""

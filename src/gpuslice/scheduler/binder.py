@@ -1,0 +1,307 @@
+"""Binding a pod to a node: reserve its GPUs, then one request that says everything at once.
+
+The API server merges a Binding's annotations into the pod in the same write that sets its node
+(`setPodNodeAndMetadata`), so no half-done state can remain; uid and resourceVersion are preconditions
+of that write, so only the pod that was decided about is bound.
+
+A lost answer (timeout, connection cut, 5xx) says nothing about the pod. The reservation then stays
+until the truth is known: the pod is read again, and if it is still unbound at the very version that the
+lost request was for, it is changed (`fence`), which kills that request wherever it may still be on its
+way. Only then is the reservation given back: at no moment can two pods be promised the same memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import structlog
+
+from gpuslice import names
+from gpuslice.clock import Clock, rfc3339_micro
+from gpuslice.cluster.state import Cluster
+from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound
+from gpuslice.kube.backoff import Backoff
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Pod
+from gpuslice.placement.verdict import Code, Verdict
+
+TRIES: Final = 3
+"""Requests for one bind before its caller is told that it failed."""
+BACKOFF: Final = Backoff(base=0.1, cap=5.0)
+STALE_SECONDS: Final = 90.0
+"""A request older than this cannot succeed any more: kube-apiserver ends every request after 60 s."""
+UNCONFIRMED_SECONDS: Final = 60.0
+"""A binding that the feed has not shown after that long is looked up (its pod may be gone for good)."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One bind in progress. `answer` may come before the end: the truth is then still being looked for."""
+
+    node: str
+    answer: asyncio.Future[Verdict]
+    task: asyncio.Task[None] | None = None
+    versions: set[str] = field(default_factory=set)
+    """The resourceVersions for which a binding may still be on its way."""
+    sent: float = 0.0
+    """When the last of them was sent (monotonic seconds)."""
+    first: bool = False
+    """True if certainly nothing was ever asked of the API server for this pod before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A binding that the API server has accepted and the feed has not shown yet."""
+
+    pod: Pod
+    at: float
+
+
+class Binder:
+    """Binds pods; any number at once, but one at a time for the same pod. There is no throttle."""
+
+    def __init__(
+        self, cluster: Cluster, client: Client, *, clock: Clock, random: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._clock = clock
+        self._random = random
+        self._attempts: dict[str, _Attempt] = {}
+        self._bound: dict[str, _Bound] = {}
+
+    async def bind(self, pod: Pod, node: str) -> Verdict:
+        """Bind a pod. BOUND also if it was bound to that node before; otherwise the refusal.
+
+        Cancelling the caller does not stop a bind that has begun.
+        """
+        return await asyncio.shield(self.start(pod, node))
+
+    def start(self, pod: Pod, node: str) -> asyncio.Future[Verdict]:
+        """Reserve at once, before anything else runs, and bind in the background.
+
+        Only if another bind of the same pod is in progress does the reservation wait for its end.
+        """
+        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        running = self._attempts.get(pod.uid)
+        if running is not None and running.node == node and not running.answer.done():
+            return running.answer
+        attempt = _Attempt(node, answer)
+        if running is not None or not pod.metadata.resource_version:
+            work = partial(self._after, running.task if running else None, attempt, pod)
+        else:
+            # An earlier bind may have succeeded and the feed not shown it yet: then a no now proves nothing.
+            attempt.first = self._cluster.pod(pod.uid) is None
+            annotations = self._reserve(pod, node)
+            if isinstance(annotations, Verdict):
+                answer.set_result(annotations)
+                return answer
+            work = partial(self._bind, attempt, pod, annotations)
+        self._attempts[pod.uid] = attempt
+        attempt.task = asyncio.create_task(self._work(attempt, pod.uid, work), name=f"bind {pod.key}")
+        return answer
+
+    async def run(self) -> None:
+        """Give back, for ever, what was reserved for pods that vanished before the feed ever saw them."""
+        while True:
+            await self._clock.sleep(UNCONFIRMED_SECONDS / 2)
+            await self.audit()
+
+    async def audit(self) -> None:
+        """One round of `run`."""
+        now = self._clock.monotonic()
+        for uid, bound in list(self._bound.items()):
+            record = self._cluster.pod(uid)
+            if record is None or not record.assumed:
+                self._bound.pop(uid, None)
+            elif now - bound.at >= UNCONFIRMED_SECONDS and uid not in self._attempts:
+                try:
+                    fresh = await self._read(bound.pod)
+                except GpuSliceError:
+                    return  # later: nothing is known while the API server is away
+                if fresh is None:
+                    self._cluster.forget(uid)
+                    self._bound.pop(uid, None)
+
+    async def aclose(self) -> None:
+        """Drop all work in progress; the next start learns from the API server what came of it."""
+        tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- inside -----------------------------------------------------------------------------------
+    async def _work(self, attempt: _Attempt, uid: str, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        finally:
+            self._answer(attempt, Verdict(Code.API_FAILED, "the binder was stopped"))
+            if self._attempts.get(uid) is attempt:
+                del self._attempts[uid]
+
+    async def _after(self, earlier: asyncio.Task[None] | None, attempt: _Attempt, pod: Pod) -> None:
+        """Wait for the end of an earlier bind; the pod that the caller knows may be out of date then."""
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        try:
+            fresh = await self._read(pod)
+        except GpuSliceError as error:
+            return self._answer(attempt, _failed(error))
+        if fresh is None:
+            return self._answer(attempt, _wrong_pod(pod))
+        annotations = self._reserve(fresh, attempt.node)
+        if isinstance(annotations, Verdict):
+            return self._answer(attempt, annotations)
+        return await self._bind(attempt, fresh, annotations)
+
+    def _reserve(self, pod: Pod, node: str) -> dict[str, str] | Verdict:
+        """The annotations to bind with, once the GPUs are reserved; or why not."""
+        if pod.spec.node_name:
+            return _bound_to(pod, node)
+        try:
+            request = self._cluster.request_of(pod)
+        except InputError as error:
+            return Verdict(Code.BAD_REQUEST, str(error))
+        if not request:
+            return {}
+        outcome = self._cluster.assume(pod, node)
+        if isinstance(outcome, Verdict):
+            return outcome
+        return self._cluster.annotations_for(pod, node, outcome[0])
+
+    async def _bind(self, attempt: _Attempt, pod: Pod, annotations: dict[str, str]) -> None:
+        """Ask until the answer is known; never give the reservation back before."""
+        tries = 0
+        while True:
+            tries += 1
+            version = pod.metadata.resource_version
+            attempt.versions.add(version)
+            attempt.sent = self._clock.monotonic()
+            try:
+                await self._post(pod, attempt.node, annotations)
+            except GpuSliceError as error:
+                if attempt.first and tries == 1 and _refused(error):
+                    return self._give_up(attempt, pod, _failed(error))
+                failure = error
+            else:
+                return self._done(attempt, pod)
+            fresh = await self._learn(attempt, pod, failure, last=tries >= TRIES)
+            if fresh is None:
+                return None
+            if tries >= TRIES or attempt.answer.done():
+                return self._give_up(attempt, fresh, _failed(failure))
+            if fresh.metadata.resource_version not in attempt.versions:
+                # Nothing of ours is on its way any more: decide anew, in one step, for what the pod is now.
+                attempt.versions.clear()
+                self._cluster.forget(pod.uid)
+                outcome = self._reserve(fresh, attempt.node)
+                if isinstance(outcome, Verdict):
+                    return self._answer(attempt, outcome)
+                annotations = outcome
+            pod = fresh
+
+    async def _learn(self, attempt: _Attempt, pod: Pod, failure: GpuSliceError, *, last: bool) -> Pod | None:
+        """Read the pod until its state is known. The unbound pod to try again with, or None: all is said.
+
+        If there will be no other try, the unbound pod is fenced, so that the reservation can be given back.
+        """
+        failures = 0
+        while True:
+            try:
+                fresh = await self._read(pod)
+                if fresh is None:
+                    self._give_up(attempt, pod, _wrong_pod(pod))
+                    return None
+                if fresh.spec.node_name:
+                    self._settle(attempt, fresh)
+                    return None
+                on_its_way = fresh.metadata.resource_version in attempt.versions
+                stale = self._clock.monotonic() - attempt.sent >= STALE_SECONDS
+                if on_its_way and not stale and (last or attempt.answer.done()):
+                    fresh = await self._fence(fresh)
+            except GpuSliceError as error:
+                failures += 1
+                if failures >= TRIES and not attempt.answer.done():
+                    _log.warning("bind is undecided; its GPU stays reserved", pod=pod.key, error=str(error))
+                    self._answer(attempt, _failed(failure))
+                await self._clock.sleep(BACKOFF.delay(failures, self._random))
+            else:
+                return fresh
+
+    async def _fence(self, pod: Pod) -> Pod:
+        """Change the pod at exactly this version: a binding for the version can succeed no more.
+
+        Raises Conflict if something else, perhaps that binding, was faster.
+        """
+        meta = {
+            "uid": pod.uid,
+            "resourceVersion": pod.metadata.resource_version,
+            "annotations": {names.BIND_FENCE: rfc3339_micro(self._clock.now_ns())},
+        }
+        return await self._client.patch(Pod, pod.name, {"metadata": meta}, pod.namespace)
+
+    async def _read(self, pod: Pod) -> Pod | None:
+        """The pod as it is now; None if that incarnation is gone."""
+        try:
+            fresh = await self._client.get(Pod, pod.name, pod.namespace)
+        except NotFound:
+            return None
+        return fresh if fresh.uid == pod.uid else None
+
+    async def _post(self, pod: Pod, node: str, annotations: dict[str, str]) -> None:
+        meta: dict[str, object] = {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
+        if pod.metadata.resource_version:
+            meta["resourceVersion"] = pod.metadata.resource_version
+        if annotations:
+            meta["annotations"] = annotations
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": meta,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        await self._client.create(Pod.resource, binding, pod.namespace, name=pod.name, subresource="binding")
+
+    def _done(self, attempt: _Attempt, pod: Pod) -> None:
+        self._bound[pod.uid] = _Bound(pod, self._clock.monotonic())
+        self._answer(attempt, Verdict(Code.BOUND, f"bound to {attempt.node}"))
+
+    def _settle(self, attempt: _Attempt, bound: Pod) -> None:
+        """The pod turned out to be bound: by us, then all is well, or to another node."""
+        if bound.spec.node_name == attempt.node:
+            self._done(attempt, bound)
+        else:
+            self._give_up(attempt, bound, _bound_to(bound, attempt.node))
+
+    def _give_up(self, attempt: _Attempt, pod: Pod, verdict: Verdict) -> None:
+        self._cluster.forget(pod.uid)
+        self._answer(attempt, verdict)
+
+    def _answer(self, attempt: _Attempt, verdict: Verdict) -> None:
+        if not attempt.answer.done():
+            attempt.answer.set_result(verdict)
+
+
+def _refused(error: GpuSliceError) -> bool:
+    """True if the server has certainly not bound the pod and will not: it said no, and why."""
+    return isinstance(error, ApiError) and error.status < 500 and not isinstance(error, Conflict | NotFound)
+
+
+def _bound_to(pod: Pod, node: str) -> Verdict:
+    if pod.spec.node_name == node:
+        return Verdict(Code.BOUND, f"bound to {node}")
+    return Verdict(Code.ALREADY_BOUND, f"pod {pod.key} is bound to node {pod.spec.node_name} already")
+
+
+def _wrong_pod(pod: Pod) -> Verdict:
+    return Verdict(Code.WRONG_POD, f"pod {pod.key} with uid {pod.uid} does not exist any more")
+
+
+def _failed(error: GpuSliceError) -> Verdict:
+    return Verdict(Code.API_FAILED, f"binding failed: {error}")
