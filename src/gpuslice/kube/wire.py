@@ -49,6 +49,7 @@ class OwnerReference(Wire, frozen=True, gc=False):
     name: str = ""
     uid: str = ""
     controller: bool = False
+    block_owner_deletion: bool = False
 
 
 class ObjectMeta(Wire, frozen=True, gc=False):
