@@ -20,6 +20,7 @@ from gpuslice.kube.wire import KubeObject, Resource, Wire
 
 K = TypeVar("K", bound=KubeObject)
 
+Propagation = Literal["Background", "Foreground", "Orphan"]
 PatchType = Literal["merge", "strategic", "json", "apply"]
 PATCH_CONTENT_TYPE: Mapping[str, str] = {
     "merge": "application/merge-patch+json",
@@ -199,6 +200,23 @@ class Client:
         path = resource.path(namespace, name, subresource)
         return await self._send("POST", path, body=msgspec.json.encode(body))
 
+    async def replace(
+        self,
+        resource: Resource,
+        name: str,
+        body: Mapping[str, object],
+        namespace: str | None = None,
+        *,
+        subresource: str | None = None,
+    ) -> bytes:
+        """PUT a whole object or subresource. Never with a body that was read through a slim struct."""
+        path = resource.path(namespace, name, subresource)
+        return await self._send("PUT", path, body=msgspec.json.encode(body))
+
+    async def read(self, path: str) -> bytes:
+        """GET what is no object: discovery, version, health."""
+        return await self._send("GET", path)
+
     async def patch(
         self,
         kind: type[K],
@@ -228,13 +246,19 @@ class Client:
         *,
         uid: str | None = None,
         grace_seconds: int | None = None,
+        propagation: Propagation | None = None,
     ) -> None:
-        """Delete an object; with `uid`, only that incarnation (else Conflict). Raises NotFound."""
+        """Delete an object; with `uid`, only that incarnation (else Conflict). Raises NotFound.
+
+        `propagation` says what becomes of the objects it owns; None leaves it to the server.
+        """
         options: dict[str, object] = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
+        if propagation is not None:
+            options["propagationPolicy"] = propagation
         await self._send("DELETE", resource.path(namespace, name), body=msgspec.json.encode(options))
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
