@@ -1,0 +1,50 @@
+# Every target needs only python3 (3.11 or newer) and make; the rest is installed here, pinned by uv.lock.
+# Another interpreter: make test PYTHON=python3.13
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+# The tool that installs lives beside what it installs, so that nothing outside this folder changes.
+TOOLS := .venv-uv
+UV := $(TOOLS)/bin/uv
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV := $(if $(filter 3.11,$(VERSION)),.venv,.venv-$(VERSION))
+BIN := $(VENV)/bin
+export UV_PROJECT_ENVIRONMENT := $(VENV)
+# Tests run the newest kubectl that the registries have; see tools/kubectl.py.
+TEST_ARGS ?= -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test lint bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
+
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpuslice needs Python 3.11 or newer; choose one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(VENV)/.ready: $(UV) pyproject.toml uv.lock
+	@$(UV) sync --quiet --frozen --python $(PYTHON)
+	@touch $@
+
+demo: $(VENV)/.ready ## Start a cluster in one process, share its GPUs, check what happened, end
+	@$(BIN)/python -m gpuslice.local.demo
+
+up: $(VENV)/.ready ## Start a cluster and keep it up for kubectl (Ctrl-C ends it)
+	@$(BIN)/gpuslice up --cluster examples/clusters/laptop.yaml
+
+test: $(VENV)/.ready ## Run the tests
+	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" $(BIN)/pytest $(TEST_ARGS)
+
+lint: $(VENV)/.ready ## Check format, style, layers and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready ## Run the benchmarks by hand; results go to bench/results/
+	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+clean: ## Remove everything that make has installed
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
