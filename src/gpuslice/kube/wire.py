@@ -61,6 +61,7 @@ class ObjectMeta(Wire, frozen=True, gc=False):
     annotations: dict[str, str] | None = None
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
     owner_references: tuple[OwnerReference, ...] = ()
 
 
@@ -197,6 +198,7 @@ class PodSpec(Wire, frozen=True, gc=False):
     resource_claims: tuple[NamedReference, ...] | None = None
     scheduling_gates: tuple[NamedReference, ...] | None = None
     overhead: dict[str, str | int | float] | None = None
+    resources: ResourceRequirements | None = None
     priority: int = 0
     preemption_policy: str = "PreemptLowerPriority"
     restart_policy: str = "Always"
