@@ -174,9 +174,9 @@ class DeploymentController(Controller):
             if not create:
                 return item, None, sets
             new = await self._create(item, old, revision)
-        elif changes := _annotation_changes(item, new, revision):
-            body = {"metadata": {**_exactly(new), "annotations": changes}}
-            new = await self.patch(self._sets, new, body)
+        elif changes := _changes(item, new, revision):
+            changes["metadata"] |= _exactly(new)
+            new = await self.patch(self._sets, new, changes)
         revision = new.annotations.get(REVISION, revision)
         if item.annotations.get(REVISION) != revision:
             body = {"metadata": {**_exactly(item), "annotations": {REVISION: revision}}}
@@ -310,8 +310,8 @@ def _replica_set(item: Deployment, name: str, digest: str, revision: str, old: S
     }
 
 
-def _annotation_changes(item: Deployment, new: ReplicaSet, revision: str) -> dict[str, str]:
-    """What the new ReplicaSet's annotations lack: the Deployment's own, and its number if it came back."""
+def _changes(item: Deployment, new: ReplicaSet, revision: str) -> Json:
+    """What the new ReplicaSet lacks: the Deployment's annotations, and a new number if it came back."""
     wanted = _copied(item)
     number = _number(new, REVISION) or 0
     if number < int(revision):
@@ -319,7 +319,11 @@ def _annotation_changes(item: Deployment, new: ReplicaSet, revision: str) -> dic
         if number:
             past = new.annotations.get(HISTORY, "")
             wanted[HISTORY] = f"{past},{number}" if past else str(number)
-    return {key: value for key, value in wanted.items() if new.annotations.get(key) != value}
+    missing = {key: value for key, value in wanted.items() if new.annotations.get(key) != value}
+    changes: Json = {"metadata": {"annotations": missing}} if missing else {}
+    if new.spec.min_ready_seconds != item.spec.min_ready_seconds:
+        changes = {"metadata": {}, **changes, "spec": {"minReadySeconds": item.spec.min_ready_seconds}}
+    return changes
 
 
 def _copied(item: Deployment) -> dict[str, str]:

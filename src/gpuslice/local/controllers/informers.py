@@ -114,9 +114,9 @@ class Informers:
             self._start(informer)
         return cast("Informer[M]", informer)
 
-    def all(self) -> Iterable[Informer[Any]]:
-        """Every informer there is."""
-        return self._informers.values()
+    def kinds(self) -> list[type[Managed]]:
+        """Every kind that has an informer."""
+        return list(self._informers)
 
     async def run(self) -> None:
         """Follow every kind, for ever."""

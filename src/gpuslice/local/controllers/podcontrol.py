@@ -135,9 +135,7 @@ async def claim(shared: Shared, informer: Informer[M], owner: Managed, selector:
         if selector.matches(item.labels) or item.deleting:
             claimed.append(item)
         elif not owner.deleting:
-            await _reown(
-                shared, informer, item, [ref for ref in _references(item) if ref["uid"] != owner.uid]
-            )
+            await _reown(shared, informer, item, [ref for ref in references(item) if ref["uid"] != owner.uid])
     if owner.deleting or selector.empty:
         return claimed
     free = [item for item in informer.free_in(owner.namespace) if selector.matches(item.labels)]
@@ -149,13 +147,14 @@ async def claim(shared: Shared, informer: Informer[M], owner: Managed, selector:
     if live.uid != owner.uid or live.deleting:
         return claimed
     for item in candidates:
-        adopted = await _reown(shared, informer, item, [*_references(item), owner_reference(owner)])
+        adopted = await _reown(shared, informer, item, [*references(item), owner_reference(owner)])
         if adopted is not None:
             claimed.append(adopted)
     return claimed
 
 
-def _references(item: Managed) -> list[Json]:
+def references(item: Managed) -> list[Json]:
+    """An object's owner references as they are written."""
     return [
         {
             "apiVersion": ref.api_version,

@@ -1,0 +1,45 @@
+"""All controllers together, over one set of informers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gpuslice.clock import Clock
+from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
+from gpuslice.local.controllers.deployment import DeploymentController
+from gpuslice.local.controllers.garbage import GarbageCollector
+from gpuslice.local.controllers.informers import Informers
+from gpuslice.local.controllers.namespaces import NamespaceController, NamespaceFurnisher
+from gpuslice.local.controllers.objects import Pod
+from gpuslice.local.controllers.podcontrol import PodControl
+from gpuslice.local.controllers.replicaset import ReplicaSetController
+from gpuslice.local.controllers.runtime import Controller, Expectations, Shared
+
+
+async def run_controllers(
+    client: Client,
+    *,
+    clock: Clock,
+    new_id: Callable[[], str],
+    random: Callable[[], float],
+    root_ca: str = "",
+) -> None:
+    """Run every controller, for ever. `root_ca` (PEM) goes into each namespace's kube-root-ca.crt."""
+    informers = Informers(client, clock=clock, random=random)
+    recorder = EventRecorder(client, "gpuslice-controllers", clock=clock, new_id=new_id, random=random)
+    shared = Shared(client, informers, recorder, Expectations(clock), clock, random)
+    control = PodControl(shared, informers.of(Pod))
+    controllers: list[Controller] = [
+        ReplicaSetController(shared, control),
+        DeploymentController(shared),
+        NamespaceController(shared),
+        NamespaceFurnisher(shared, root_ca),
+        GarbageCollector(shared),
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(informers.run())
+        tasks.create_task(recorder.run())
+        for controller in controllers:
+            tasks.create_task(controller.run())
