@@ -75,9 +75,7 @@ class GarbageCollector(Controller):
             kind = known.get((resource.group, resource.plural)) or metadata_kind(resource)
             informer = self.shared.informers.of(kind)
             self._informers[resource] = informer
-            informer.listeners.append(
-                lambda before, after, here=informer: self._on_change(here, before, after)
-            )
+            informer.listeners.append(partial(self._on_change, informer))
             for item in informer.items.values():
                 self._on_change(informer, None, item)
             if (resource.group, resource.plural) == (CRDS.group, CRDS.plural):
