@@ -62,6 +62,7 @@ class ObjectMeta(Wire, frozen=True, gc=False):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     deletion_grace_period_seconds: int | None = None
+    finalizers: tuple[str, ...] = ()
     owner_references: tuple[OwnerReference, ...] = ()
 
 
