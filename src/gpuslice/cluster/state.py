@@ -9,7 +9,7 @@ Nothing here awaits, so choosing a GPU and reserving it is one step for everybod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from gpuslice import names
@@ -23,7 +23,7 @@ from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.node import GpuRoom, place
 from gpuslice.placement.policy import Policy
-from gpuslice.placement.preempt import Holder, choose_victims
+from gpuslice.placement.preempt import Holder, choose_victims, fits_without
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest, peak, read_request
@@ -189,6 +189,12 @@ class Cluster:
         holders = [Holder(record.uid, record.priority, record.charges) for record in self.pods_on(node)]
         chosen = choose_victims(request, gpus.unit, self.fleet.rooms(node), holders, priority)
         return None if chosen is None else tuple(self._pods[holder.uid] for holder in chosen)
+
+    def fits_without(self, request: PodRequest, node: str, uids: Collection[str]) -> bool:
+        """Would the request fit on a node's GPUs if these pods had ended?"""
+        gpus = self.fleet.gpus(node)
+        gone = [Holder(r.uid, r.priority, r.charges) for r in self.pods_on(node) if r.uid in uids]
+        return gpus is not None and fits_without(request, gpus.unit, self.fleet.rooms(node), gone)
 
     # --- reservations -----------------------------------------------------------------------------
     def assume(self, pod: Pod, node: str) -> tuple[Allocation, Verdict] | Verdict:

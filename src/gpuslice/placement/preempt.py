@@ -43,7 +43,7 @@ def choose_victims(
 
     () if it fits as things are, None if even all of them together are not enough.
     """
-    if _fits(request, unit, rooms, ()):
+    if fits_without(request, unit, rooms, ()):
         return ()
     lower = [holder for holder in holders if holder.priority < priority and holder.charges]
     groups = [[h for h in lower if any(c.gpu == room.uuid for c in h.charges)] for room in rooms]
@@ -59,17 +59,20 @@ def _thin_out(
     request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], group: Sequence[Holder]
 ) -> tuple[Holder, ...] | None:
     """Spare as many of a group as possible, the most important first, then the smallest."""
-    if not _fits(request, unit, rooms, group):
+    if not fits_without(request, unit, rooms, group):
         return None
     victims = list(group)
     for holder in sorted(group, key=lambda h: (-h.priority, h.mib, h.uid)):
         rest = [victim for victim in victims if victim is not holder]
-        if _fits(request, unit, rooms, rest):
+        if fits_without(request, unit, rooms, rest):
             victims = rest
     return tuple(victims)
 
 
-def _fits(request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], gone: Iterable[Holder]) -> bool:
+def fits_without(
+    request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], gone: Iterable[Holder]
+) -> bool:
+    """Does the request fit once these pods have ended?"""
     freed: dict[str, list[Charge]] = {}
     for holder in gone:
         for charge in holder.charges:

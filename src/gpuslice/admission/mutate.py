@@ -1,0 +1,180 @@
+"""Take environment variables out of a pod that would override what the device plugin sets.
+
+kubelet appends a pod's own environment after the plugin's, so `NVIDIA_VISIBLE_DEVICES: all` beside
+`aliyun.com/gpu-mem: 5` would show the container every GPU of the node. `envFrom` cannot be seen here: what
+a ConfigMap holds may change after admission. A pod that asks for no GPU is left alone.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+import msgspec
+
+from gpuslice import names
+from gpuslice.errors import InputError
+from gpuslice.kube.wire import PodSpec, Wire
+from gpuslice.requests.pod import read_request
+
+PROTECTED: Final = frozenset(
+    {
+        names.VISIBLE_DEVICES,
+        names.MEM_IDX,
+        names.MEM_POD,
+        names.MEM_CONTAINER,
+        names.MEM_DEV,
+        names.CGPU_DISABLE,
+    }
+)
+"""Variables that belong to the device plugin."""
+
+
+class _EnvVar(Wire, frozen=True, gc=False):
+    name: str = ""
+
+
+class _Container(Wire, frozen=True, gc=False):
+    name: str = ""
+    env: tuple[_EnvVar, ...] | None = None
+
+
+class _Spec(Wire, frozen=True, gc=False):
+    containers: tuple[_Container, ...] = ()
+    init_containers: tuple[_Container, ...] | None = None
+    ephemeral_containers: tuple[_Container, ...] | None = None
+
+
+class _Meta(Wire, frozen=True, gc=False):
+    annotations: dict[str, str] | None = None
+
+
+class _Pod(Wire, frozen=True, gc=False):
+    metadata: _Meta = _Meta()
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Kind(Wire, frozen=True, gc=False):
+    kind: str = ""
+
+
+class _Request(Wire, frozen=True, gc=False):
+    uid: str = ""
+    kind: _Kind = _Kind()
+    object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Review(Wire, frozen=True, gc=False):
+    request: _Request | None = None
+
+
+_review = msgspec.json.Decoder(_Review)
+_pod = msgspec.json.Decoder(_Pod)
+_spec = msgspec.json.Decoder(_Spec)
+_resources = msgspec.json.Decoder(PodSpec)
+
+
+def review(body: bytes) -> bytes:
+    """Answer an AdmissionReview (admission.k8s.io/v1). Raises InputError if the body is none.
+
+    A pod whose GPU request is malformed is let through unchanged: the API server or the scheduler will say
+    what is wrong with it, and nothing runs.
+    """
+    try:
+        request = _review.decode(body).request
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InputError(f"the body is not an AdmissionReview: {error}") from error
+    if request is None or not request.uid:
+        raise InputError("the AdmissionReview has no request.uid")
+    answer: dict[str, object] = {"uid": request.uid, "allowed": True}
+    if request.kind.kind == "Pod":
+        try:
+            patch, warnings = strip_overrides(bytes(request.object))
+        except (msgspec.DecodeError, UnicodeError) as error:
+            answer["allowed"] = False
+            answer["status"] = {"code": 400, "message": f"gpuslice cannot read the pod: {error}"}
+        else:
+            if patch:
+                answer["patchType"] = "JSONPatch"
+                answer["patch"] = base64.b64encode(msgspec.json.encode(patch)).decode()
+                answer["warnings"] = warnings
+    return msgspec.json.encode(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+    )
+
+
+def strip_overrides(pod: bytes) -> tuple[list[dict[str, str]], list[str]]:
+    """The JSON patch that takes the protected variables out of a pod, and a warning for each.
+
+    Raises msgspec.DecodeError if the bytes are no pod.
+    """
+    decoded = _pod.decode(pod)
+    try:
+        asks = bool(read_request(_resources.decode(decoded.spec), decoded.metadata.annotations or {}))
+    except InputError:
+        asks = True
+    if not asks:
+        return [], []
+    patch: list[dict[str, str]] = []
+    warnings: list[str] = []
+    spec = _spec.decode(decoded.spec)
+    for field, containers in (
+        ("containers", spec.containers),
+        ("initContainers", spec.init_containers),
+        ("ephemeralContainers", spec.ephemeral_containers),
+    ):
+        for position, container in enumerate(containers or ()):
+            # From the last to the first, so that each removal leaves the earlier indexes right.
+            for index, variable in reversed(list(enumerate(container.env or ()))):
+                if variable.name in PROTECTED:
+                    patch.append({"op": "remove", "path": f"/spec/{field}/{position}/env/{index}"})
+                    warnings.append(
+                        f"container {container.name!r}: env {variable.name} was removed; gpuslice sets it to "
+                        "the GPU that the container is given"
+                    )
+    return patch, warnings
+
+
+def webhook_configuration(
+    *, url: str = "", service: dict[str, object] | None = None, ca: bytes = b""
+) -> dict[str, object]:
+    """The MutatingWebhookConfiguration that makes the API server ask us about new pods.
+
+    Either `url` (https) or `service` ({namespace, name, port, path}); `ca` is PEM. It fails closed: without
+    our answer a pod could be let in that sees every GPU. kube-system is exempt, so that a cluster can start.
+    """
+    client: dict[str, object] = {"url": url} if url else {"service": service}
+    if ca:
+        client["caBundle"] = base64.b64encode(ca).decode()
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "gpuslice"},
+        "webhooks": [
+            {
+                "name": "pods.gpuslice.io",
+                "clientConfig": client,
+                "rules": [
+                    {
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE"],
+                        "resources": ["pods"],
+                    }
+                ],
+                "namespaceSelector": {
+                    "matchExpressions": [
+                        {
+                            "key": "kubernetes.io/metadata.name",
+                            "operator": "NotIn",
+                            "values": ["kube-system"],
+                        }
+                    ]
+                },
+                "failurePolicy": "Fail",
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+                "timeoutSeconds": 5,
+            }
+        ],
+    }

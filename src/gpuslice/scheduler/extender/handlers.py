@@ -1,0 +1,201 @@
+"""What the extender answers: bytes in, bytes out, no HTTP.
+
+Routes, error texts and the order of checks are gpushare's (gpushare-scheduler-extender, pkg/scheduler and
+pkg/routes); prioritize and preempt are kube-scheduler's, which gpushare lacked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from gpuslice.cluster.records import NodeView
+from gpuslice.cluster.state import Cluster
+from gpuslice.errors import ApiError, GpuSliceError, InputError, NotFound
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Pod
+from gpuslice.observe.metrics import Metrics
+from gpuslice.placement.fleet import CODES
+from gpuslice.placement.verdict import Code, Verdict
+from gpuslice.requests.pod import PodRequest
+from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.extender import wire
+from gpuslice.scheduler.extender.nodelists import NodeList, NodeLists
+
+REMEMBERED_PODS: Final = 4096
+"""Pods seen by filter and kept for their bind, which names them only: saves reading each again."""
+
+
+class Extender:
+    """The verbs of one extender. All but `bind` are synchronous: they see one state of the cluster."""
+
+    def __init__(self, cluster: Cluster, client: Client, binder: Binder, metrics: Metrics) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._binder = binder
+        self._metrics = metrics
+        self._lists = NodeLists(cluster.fleet)
+        self._pods: OrderedDict[str, Pod] = OrderedDict()
+
+    # --- filter -----------------------------------------------------------------------------------
+    def filter(self, body: bytes) -> bytes:
+        """ExtenderArgs to ExtenderFilterResult. Never raises: what is wrong stands in `Error`."""
+        try:
+            args = wire.decode(body, wire.FilterArgs)
+            pod = wire.decode_pod(args.pod)
+            if pod is None:
+                return wire.filter_error("arg or pod is nil")
+            request = self._cluster.request_of(pod)
+            self._remember(pod)
+            if bytes(args.node_names) != b"null":
+                return self._filter(pod, request, self._lists.get(bytes(args.node_names)), None)
+            if bytes(args.nodes) != b"null":
+                items = wire.decode_nodes(args.nodes)
+                return self._filter(pod, request, self._lists.of(list(items)), items)
+        except InputError as error:
+            return wire.filter_error(str(error))
+        return wire.filter_error("cannot get node names")
+
+    def _filter(
+        self, pod: Pod, request: PodRequest, nodes: NodeList, items: dict[str, msgspec.Raw] | None
+    ) -> bytes:
+        record = self._cluster.pod(pod.uid) if pod.uid else None
+        if record is not None:
+            # A bind of this pod is under way or its answer was lost: only that node may have it.
+            codes = np.full(len(nodes.names), CODES.index(Code.INSUFFICIENT), np.uint8)
+            codes[[index for index, name in enumerate(nodes.names) if name == record.node]] = 0
+        elif request:
+            codes = self._cluster.fleet.codes(request)[nodes.rows]
+        else:
+            codes = np.zeros(len(nodes.names), np.uint8)
+        for number, count in zip(*np.unique(codes, return_counts=True), strict=True):
+            self._metrics.verdicts.labels("filter", CODES[number].value).inc(int(count))
+        names, failed = nodes.fitting(codes), nodes.failed(codes)
+        whole = b"null"
+        if items is not None:
+            kept = [raw for (raw, code) in zip(items.values(), codes, strict=True) if not code]
+            whole = msgspec.json.encode({"metadata": {}, "items": kept})
+        return wire.filter_result(names, whole, failed)
+
+    def _remember(self, pod: Pod) -> None:
+        if pod.uid:
+            self._pods[pod.uid] = pod
+            self._pods.move_to_end(pod.uid)
+            if len(self._pods) > REMEMBERED_PODS:
+                self._pods.popitem(last=False)
+
+    # --- prioritize -------------------------------------------------------------------------------
+    def prioritize(self, body: bytes) -> bytes:
+        """ExtenderArgs to HostPriorityList: 0..10 per node, by the cluster's policy."""
+        try:
+            args = wire.decode(body, wire.FilterArgs)
+            pod = wire.decode_pod(args.pod)
+            names = (
+                wire.decode_names(bytes(args.node_names))
+                if bytes(args.node_names) != b"null"
+                else list(wire.decode_nodes(args.nodes))
+            )
+            request = self._cluster.request_of(pod) if pod is not None else PodRequest()
+        except InputError:
+            # kube-scheduler ignores a failed prioritize; an empty list says the same.
+            return b"[]"
+        scores = self._cluster.scores(request, names)
+        return msgspec.json.encode(
+            [{"Host": name, "Score": score // 100} for name, score in zip(names, scores, strict=True)]
+        )
+
+    # --- preempt ----------------------------------------------------------------------------------
+    def preempt(self, body: bytes) -> bytes:
+        """ExtenderPreemptionArgs to ExtenderPreemptionResult: victims that free a single GPU.
+
+        kube-scheduler proposes by the node's sum. What it proposes is kept if it frees a GPU; otherwise the
+        pods that do are named, besides those proposed that hold no GPU (they free something else). Nodes
+        where no eviction helps are left out.
+        """
+        try:
+            args = wire.decode(body, wire.PreemptArgs)
+            pod = wire.decode_pod(args.pod)
+            proposed = wire.decode_victims(args)
+            request = self._cluster.request_of(pod) if pod is not None else PodRequest()
+        except InputError:
+            return wire.encode_victims({})
+        if pod is None:
+            return wire.encode_victims({})
+        kept: dict[str, wire.Victims] = {}
+        for node, victims in proposed.items():
+            if not request or self._cluster.fits_without(request, node, victims.uids):
+                kept[node] = victims
+                continue
+            chosen = self._cluster.victims(request, node, pod.spec.priority)
+            if chosen is None:
+                continue
+            others = tuple(uid for uid in victims.uids if self._cluster.pod(uid) is None)
+            uids = tuple(record.uid for record in chosen) + others
+            if uids:
+                kept[node] = wire.Victims(uids, victims.pdb_violations)
+        return wire.encode_victims(kept)
+
+    # --- bind -------------------------------------------------------------------------------------
+    async def bind(self, body: bytes) -> tuple[int, bytes]:
+        """ExtenderBindingArgs to ExtenderBindingResult: 200, or 500 with the reason, as gpushare."""
+        try:
+            args = wire.decode(body, wire.BindArgs)
+        except InputError as error:
+            return 500, wire.bind_result(str(error))
+        verdict = await self._bind(args)
+        self._metrics.verdicts.labels("bind", verdict.code.value).inc()
+        return (200, wire.bind_result("")) if verdict.ok else (500, wire.bind_result(verdict.message))
+
+    async def _bind(self, args: wire.BindArgs) -> Verdict:
+        pod = self._pods.pop(args.pod_uid, None)
+        if pod is None or (pod.name, pod.namespace) != (args.pod_name, args.pod_namespace):
+            try:
+                pod = await self._client.get(Pod, args.pod_name, args.pod_namespace)
+            except NotFound as error:
+                return Verdict(Code.WRONG_POD, str(error))
+            except (ApiError, GpuSliceError) as error:
+                return Verdict(Code.API_FAILED, str(error))
+            if pod.uid != args.pod_uid:
+                return Verdict(
+                    Code.WRONG_POD,
+                    f"The pod {args.pod_name} in ns {args.pod_namespace}'s uid is {pod.uid}, and it's not "
+                    f"equal with expected {args.pod_uid}",
+                )
+        return await self._binder.bind(pod, args.node)
+
+    # --- inspect ----------------------------------------------------------------------------------
+    def inspect(self, node: str | None = None) -> tuple[int, bytes]:
+        """gpushare's inspect JSON: all nodes by name, or one. Memory in the node's own unit."""
+        if node is None:
+            views = [view for view in self._cluster.snapshots() if view.gpus]
+            return 200, msgspec.json.encode({"nodes": [_inspect(view) for view in views]})
+        view = self._cluster.snapshot(node)
+        if view is None:
+            return 404, msgspec.json.encode({"nodes": [], "error": f'node "{node}" not found'})
+        return 200, msgspec.json.encode({"nodes": [_inspect(view)]})
+
+
+def _inspect(view: NodeView) -> dict[str, object]:
+    units = view.unit.units_in
+    devs = [
+        {
+            "id": gpu.index,
+            "totalGPU": units(gpu.total_mib),
+            "usedGPU": units(gpu.used_mib),
+            "pods": [
+                {"name": share.name, "namespace": share.namespace, "usedGPU": units(share.mib)}
+                for share in gpu.pods
+                if not share.assumed
+            ],
+        }
+        for gpu in view.gpus
+    ]
+    return {
+        "name": view.name,
+        "totalGPU": sum(units(gpu.total_mib) for gpu in view.gpus),
+        "usedGPU": sum(units(gpu.used_mib) for gpu in view.gpus),
+        "devs": devs,
+    }

@@ -1,0 +1,100 @@
+"""What admission takes out of a pod, and what it leaves alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.admission.mutate import review
+from gpuslice.errors import InputError
+
+
+def ask(pod: object) -> dict[str, object]:
+    body = {"request": {"uid": "u", "kind": {"kind": "Pod"}, "object": pod}}
+    answer = json.loads(review(json.dumps(body).encode()))
+    assert answer["apiVersion"] == "admission.k8s.io/v1"
+    response: dict[str, object] = answer["response"]
+    assert response["uid"] == "u"
+    return response
+
+
+def patch_of(response: dict[str, object]) -> list[str]:
+    if "patch" not in response:
+        return []
+    assert response["patchType"] == "JSONPatch"
+    return [step["path"] for step in json.loads(base64.b64decode(str(response["patch"])))]
+
+
+def container(name: str, *variables: str, mem: int = 0) -> dict[str, object]:
+    limits = {"aliyun.com/gpu-mem": str(mem)} if mem else {}
+    return {
+        "name": name,
+        "env": [{"name": variable, "value": "all"} for variable in variables],
+        "resources": {"limits": limits},
+    }
+
+
+def test_the_articles_pod_loses_its_override_and_is_told() -> None:
+    response = ask({"spec": {"containers": [container("test", "A", "NVIDIA_VISIBLE_DEVICES", mem=5)]}})
+    assert response["allowed"] is True
+    assert patch_of(response) == ["/spec/containers/0/env/1"]
+    assert response["warnings"] == [
+        "container 'test': env NVIDIA_VISIBLE_DEVICES was removed; gpuslice sets it to the GPU that the "
+        "container is given"
+    ]
+
+
+def test_several_variables_in_several_containers_are_removed_from_the_back() -> None:
+    pod = {
+        "spec": {
+            "containers": [
+                container("a", "NVIDIA_VISIBLE_DEVICES", "X", "ALIYUN_COM_GPU_MEM_IDX", mem=1),
+                container("b", "NVIDIA_VISIBLE_DEVICES"),
+            ],
+            "initContainers": [container("i", "ALIYUN_COM_GPU_MEM_DEV")],
+        }
+    }
+    assert patch_of(ask(pod)) == [
+        "/spec/containers/0/env/2",
+        "/spec/containers/0/env/0",
+        "/spec/containers/1/env/0",
+        "/spec/initContainers/0/env/0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"spec": {"containers": [container("a", "NVIDIA_VISIBLE_DEVICES")]}},
+        {"spec": {"containers": [container("a", "PATH", mem=2)]}},
+        {"spec": {}},
+    ],
+)
+def test_other_pods_are_left_alone(pod: object) -> None:
+    response = ask(pod)
+    assert response["allowed"] is True
+    assert patch_of(response) == []
+    assert "warnings" not in response
+
+
+def test_a_malformed_request_still_loses_its_override() -> None:
+    """Fail closed: whoever says no later, no container of it sees every GPU."""
+    one = container("a", "NVIDIA_VISIBLE_DEVICES")
+    one["resources"] = {"limits": {"aliyun.com/gpu-mem": "1.5"}}
+    assert patch_of(ask({"spec": {"containers": [one]}})) == ["/spec/containers/0/env/0"]
+
+
+def test_an_unreadable_pod_is_denied_with_a_sentence() -> None:
+    response = ask({"spec": {"containers": 7}})
+    assert response["allowed"] is False
+    assert "gpuslice cannot read the pod" in str(response["status"])
+
+
+@given(st.binary(max_size=50))
+def test_what_is_no_review_is_refused(body: bytes) -> None:
+    with pytest.raises(InputError, match="AdmissionReview"):
+        review(body)
