@@ -253,6 +253,7 @@ class Taint(Wire, frozen=True, gc=False):
     key: str = ""
     value: str = ""
     effect: str = ""
+    time_added: str | None = None
 
 
 class NodeSpec(Wire, frozen=True, gc=False):

@@ -32,7 +32,7 @@ from gpuslice.local.controllers.objects import (
     ReplicaSet,
 )
 from gpuslice.local.controllers.podcontrol import claim
-from gpuslice.local.controllers.pods import NAME_ALPHABET, active, owner_reference
+from gpuslice.local.controllers.pods import active, owner_reference, safe_letters
 from gpuslice.local.controllers.rollout import Size, fenceposts, grow, proportional, shrink
 from gpuslice.local.controllers.runtime import Controller, Shared
 
@@ -267,11 +267,7 @@ def same_template(one: PodTemplate, other: PodTemplate) -> bool:
 def template_hash(template: PodTemplate, collisions: int) -> str:
     """A short name for a template; the collision count makes another one of an equal template."""
     text = msgspec.json.encode((template, collisions or None), order="sorted")
-    number, letters = int.from_bytes(hashlib.sha256(text).digest()[:8], "big"), []
-    for _ in range(10):
-        number, digit = divmod(number, len(NAME_ALPHABET))
-        letters.append(NAME_ALPHABET[digit])
-    return "".join(letters)
+    return safe_letters(hashlib.sha256(text).digest()[:8])
 
 
 def _replica_set(item: Deployment, name: str, digest: str, revision: str, old: Sequence[ReplicaSet]) -> Json:

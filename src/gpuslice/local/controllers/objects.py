@@ -11,7 +11,16 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gpuslice.kube.wire import ContainerStatus, KubeObject, NodeSpec, ObjectMeta, Resource, Toleration, Wire
+from gpuslice.kube.wire import (
+    Affinity,
+    ContainerStatus,
+    KubeObject,
+    NodeSpec,
+    ObjectMeta,
+    Resource,
+    Toleration,
+    Wire,
+)
 
 Json = dict[str, Any]
 
@@ -101,6 +110,7 @@ class PodTemplate(Wire, frozen=True, gc=False):
 # --- pods -----------------------------------------------------------------------------------------
 class PodSpec(Wire, frozen=True, gc=False):
     node_name: str = ""
+    affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from gpuslice.errors import Conflict, GpuSliceError, NotFound, Unavailable
@@ -62,11 +63,11 @@ class PodControl:
         self._shared.recorder.record(owner, "Normal", "SuccessfulCreate", f"Created pod: {name}")
 
     async def create_some(
-        self, owner: Managed, count: int, make: Callable[[str], Json], base: str = ""
+        self, owner: Managed, makers: Sequence[Callable[[str], Json]], base: str = ""
     ) -> None:
-        """Create that many pods named `base-xxxxx` (default: after the owner), slowly at first."""
+        """Create a pod per maker, named `base-xxxxx` (default: after the owner), slowly at first."""
 
-        async def one() -> None:
+        async def one(make: Callable[[str], Json]) -> None:
             for tries in range(1, TRIES + 1):
                 name = generated_name(base or owner.name, self._shared.random())
                 try:
@@ -77,7 +78,7 @@ class PodControl:
                 else:
                     return
 
-        await slow_start([one] * min(count, BURST))
+        await slow_start([partial(one, make) for make in makers[:BURST]])
 
     async def delete_some(self, owner: Managed, pods: Iterable[Pod]) -> None:
         """Delete these pods at once. Raises the first failure after all have been tried."""

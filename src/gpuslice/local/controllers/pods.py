@@ -25,11 +25,20 @@ _PHASES = {"Pending": 0, "": 0, "Unknown": 1, "Running": 2}
 
 def generated_name(base: str, random: float) -> str:
     """A name that starts with `base-`, from a number in [0, 1), as the API server makes of generateName."""
-    number, letters = int(random * len(NAME_ALPHABET) ** SUFFIX), []
-    for _ in range(SUFFIX):
+    return f"{base}-"[:NAME_LIMIT] + _letters(int(random * len(NAME_ALPHABET) ** SUFFIX), SUFFIX)
+
+
+def safe_letters(digest: bytes) -> str:
+    """Eight bytes of a hash as ten letters that are safe in names and labels."""
+    return _letters(int.from_bytes(digest, "big"), 10)
+
+
+def _letters(number: int, length: int) -> str:
+    letters = []
+    for _ in range(length):
         number, digit = divmod(number, len(NAME_ALPHABET))
         letters.append(NAME_ALPHABET[digit])
-    return f"{base}-"[:NAME_LIMIT] + "".join(letters)
+    return "".join(letters)
 
 
 def active(pod: Pod) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from gpuslice.errors import GpuSliceError
@@ -54,9 +55,7 @@ class ReplicaSetController(Controller):
     async def _scale(self, item: ReplicaSet, pods: list[Pod]) -> None:
         missing = item.spec.replicas - len(pods)
         if missing > 0:
-            await self._control.create_some(
-                item, missing, lambda name: new_pod(item, item.spec.template, name)
-            )
+            await self._control.create_some(item, [partial(new_pod, item, item.spec.template)] * missing)
         elif missing < 0:
             await self._control.delete_some(item, deletion_order(pods, self._siblings(item))[:-missing])
 

@@ -8,14 +8,20 @@ from collections.abc import Callable
 from gpuslice.clock import Clock
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
+from gpuslice.local.controllers.daemonset import DaemonSetController
 from gpuslice.local.controllers.deployment import DeploymentController
+from gpuslice.local.controllers.disruption import DisruptionController
 from gpuslice.local.controllers.garbage import GarbageCollector
 from gpuslice.local.controllers.informers import Informers
+from gpuslice.local.controllers.job import JobController
 from gpuslice.local.controllers.namespaces import NamespaceController, NamespaceFurnisher
+from gpuslice.local.controllers.nodes import NodeController
 from gpuslice.local.controllers.objects import Pod
 from gpuslice.local.controllers.podcontrol import PodControl
 from gpuslice.local.controllers.replicaset import ReplicaSetController
 from gpuslice.local.controllers.runtime import Controller, Expectations, Shared
+from gpuslice.local.controllers.statefulset import StatefulSetController
+from gpuslice.local.controllers.stranded import StrandedPods
 
 
 async def run_controllers(
@@ -34,6 +40,12 @@ async def run_controllers(
     controllers: list[Controller] = [
         ReplicaSetController(shared, control),
         DeploymentController(shared),
+        StatefulSetController(shared, control),
+        DaemonSetController(shared, control),
+        JobController(shared, control),
+        NodeController(shared),
+        StrandedPods(shared),
+        DisruptionController(shared),
         NamespaceController(shared),
         NamespaceFurnisher(shared, root_ca),
         GarbageCollector(shared),
