@@ -215,7 +215,8 @@ class Binder:
         while True:
             try:
                 fresh = await self._read(pod)
-                if fresh is None:
+                if fresh is None or (fresh.metadata.deletion_timestamp and not fresh.spec.node_name):
+                    # The API server binds no pod that is being deleted, however late the request.
                     self._give_up(attempt, pod, _wrong_pod(pod))
                     return None
                 if fresh.spec.node_name:
@@ -300,7 +301,7 @@ def _bound_to(pod: Pod, node: str) -> Verdict:
 
 
 def _wrong_pod(pod: Pod) -> Verdict:
-    return Verdict(Code.WRONG_POD, f"pod {pod.key} with uid {pod.uid} does not exist any more")
+    return Verdict(Code.WRONG_POD, f"pod {pod.key} with uid {pod.uid} is gone or being deleted")
 
 
 def _failed(error: GpuSliceError) -> Verdict:

@@ -1,0 +1,154 @@
+"""One decision: which node, or why none. Filter, score, choose, in arrays over all nodes.
+
+The order of the filters and the sentences are kube-scheduler's; the GPU sentences are the placement
+engine's. Equal sentences are counted together: `0/3 nodes are available: 1 node(s) were unschedulable,
+2 Insufficient cpu.`
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuslice.cluster.state import Cluster
+from gpuslice.placement.fleet import CODES
+from gpuslice.placement.verdict import Code, refusal
+from gpuslice.requests.pod import PodRequest
+from gpuslice.scheduler.facts import Demand, PodFacts
+from gpuslice.scheduler.nodes import Answers, Mask, NodeTable
+from gpuslice.scheduler.nominations import Nominations
+from gpuslice.scheduler.queue import NODE_CAUSES, Cause
+
+AFFINITY_WEIGHT: Final = 2
+TAINT_WEIGHT: Final = 3
+"""How much preferences count beside packing: kube-scheduler's default weights."""
+NO_NODES: Final = "no nodes available to schedule pods"
+KEPT: Final = "node(s) kept their room for a nominated pod"
+_WITHOUT_NAME: Final[Mapping[Code, str]] = {
+    Code.NODE_NOT_FOUND: "node(s) without GPUs",
+    Code.NOT_GPU_NODE: "node(s) without GPUs of the kind asked for",
+}
+"""Sentences that name the node would not be counted together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The node; or "" with the sentence for people and what kind of change could help."""
+
+    node: str
+    message: str = ""
+    causes: Cause = Cause.SELF
+
+
+class Cycle:
+    """Decides about one pod at a time on the current state. Changes nothing."""
+
+    def __init__(self, table: NodeTable, cluster: Cluster, nominations: Nominations) -> None:
+        self._table = table
+        self._cluster = cluster
+        self._nominations = nominations
+        self._gpu_rows: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._gpu_rows_of: tuple[int, int] = (-1, -1)
+
+    def decide(self, facts: PodFacts) -> Decision:
+        """Choose a node for a pod."""
+        if facts.problem:
+            return Decision("", facts.problem)
+        demand, table = facts.demand, self._table
+        if not len(table):
+            return Decision("", NO_NODES, NODE_CAUSES)
+        answers = table.answers(demand.rules)
+        suits = table.alive & (answers.refusals == 0)
+        room = suits & table.fits(demand.footprint)
+        codes = self._codes(demand.request)
+        fits = room if codes is None else room & (codes == 0)
+        kept = self._kept(facts, fits)
+        if kept.any():
+            fits = fits & ~kept
+        own = self._nominations.of(facts.uid)
+        if own is not None and (row := table.row(own.node)) is not None and fits[row]:
+            return Decision(own.node)
+        rows = np.flatnonzero(fits)
+        if len(rows):
+            best = rows[0] if len(rows) == 1 else rows[int(np.argmax(self._scores(demand, answers, rows)))]
+            return Decision(str(table.names[best]))
+        return self._refuse(demand, answers, room=room, suits=suits, codes=codes, kept=kept)
+
+    def helps(self, demand: Demand, node: str) -> bool:
+        """Would this one node take such a pod now? (Nominations are left to `decide`.)"""
+        row = self._table.row(node)
+        return (
+            row is not None
+            and not self._table.answers(demand.rules).refusals[row]
+            and not self._table.shortages(demand.footprint, row)
+            and (not demand.request or self._cluster.check(demand.request, node).ok)
+        )
+
+    # --- inside -----------------------------------------------------------------------------------
+    def _codes(self, request: PodRequest) -> npt.NDArray[np.uint8] | None:
+        """Per row of the table what the GPUs say (index into CODES); None if no GPU is asked for."""
+        if not request:
+            return None
+        fleet, table = self._cluster.fleet, self._table
+        if self._gpu_rows_of != (fleet.version, table.version):
+            self._gpu_rows = fleet.rows(table.names.tolist())
+            self._gpu_rows_of = (fleet.version, table.version)
+        return fleet.codes(request)[self._gpu_rows]
+
+    def _kept(self, facts: PodFacts, fits: Mask) -> Mask:
+        kept = np.zeros_like(fits)
+        for node in self._nominations.nodes if len(self._nominations) else ():
+            row = self._table.row(node)
+            if row is not None and fits[row] and not self._nominations.allow(facts, node):
+                kept[row] = True
+        return kept
+
+    def _scores(self, demand: Demand, answers: Answers, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+        if demand.request:
+            names = self._table.names[rows].tolist()
+            scores = np.asarray(self._cluster.scores(demand.request, names), np.int64) // 10
+        else:
+            scores = self._table.spare(demand.footprint, rows)
+        weights, soft = answers.weights[rows].astype(np.int64), answers.soft[rows].astype(np.int64)
+        if (most := int(weights.max())) > 0:
+            scores = scores + AFFINITY_WEIGHT * (weights * 100 // most)
+        if (most := int(soft.max())) > 0:
+            scores = scores - TAINT_WEIGHT * (soft * 100 // most)
+        return scores
+
+    def _refuse(
+        self,
+        demand: Demand,
+        answers: Answers,
+        *,
+        room: Mask,
+        suits: Mask,
+        codes: npt.NDArray[np.uint8] | None,
+        kept: Mask,
+    ) -> Decision:
+        table, causes = self._table, Cause(0)
+        counts: Counter[str] = Counter()
+        for reason, times in enumerate(np.bincount(answers.refusals[table.alive]).tolist()):
+            if reason and times:
+                counts[table.reasons[reason]] += times
+                causes |= Cause.RULES
+        full = suits & ~room
+        if full.any():
+            counts += table.shortage_counts(demand.footprint, full)
+            causes |= Cause.RESOURCES
+        if codes is not None:
+            for number, times in enumerate(np.bincount(codes[room]).tolist()):
+                if number and times:
+                    code = CODES[number]
+                    counts[_WITHOUT_NAME.get(code) or refusal(code, "").message] += times
+                    causes |= Cause.GPU
+        if kept.any():
+            counts[KEPT] += int(kept.sum())
+            causes |= Cause.RESOURCES | Cause.GPU
+        reasons = ", ".join(sorted(f"{times} {text}" for text, times in counts.items()))
+        return Decision("", f"0/{len(table)} nodes are available: {reasons}.", causes)

@@ -1,0 +1,51 @@
+"""A waiting pod, read once: everything that the decisions about it need, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuslice.errors import InputError
+from gpuslice.kube.wire import Pod
+from gpuslice.requests.pod import PodRequest, read_request
+from gpuslice.scheduler.predicates import NodeRules, rules_of
+from gpuslice.scheduler.resources import Footprint, footprint_of
+from gpuslice.scheduler.unsupported import unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a pod asks of a node. Pods of one controller have equal demands and get equal answers."""
+
+    rules: NodeRules
+    footprint: Footprint
+    request: PodRequest
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """A pod that waits for a node. `problem`: why it can be placed nowhere, whatever the nodes say."""
+
+    pod: Pod = field(compare=False)
+    demand: Demand
+    problem: str = ""
+
+    @property
+    def uid(self) -> str:
+        return self.pod.uid
+
+    @property
+    def may_preempt(self) -> bool:
+        """True unless the pod's priority class says that it waits its turn."""
+        return self.pod.spec.preemption_policy != "Never"
+
+
+def read_pod(pod: Pod) -> PodFacts:
+    """Read a pod. Input that is wrong or asks for what we do not do becomes its `problem`."""
+    spec = pod.spec
+    rules, priority = rules_of(spec), spec.priority
+    try:
+        demand = Demand(rules, footprint_of(spec), read_request(spec, pod.annotations), priority)
+    except InputError as error:
+        return PodFacts(pod, Demand(rules, Footprint(), PodRequest(), priority), str(error))
+    return PodFacts(pod, demand, unsupported(spec))

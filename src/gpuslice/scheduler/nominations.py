@@ -1,0 +1,140 @@
+"""Room that has been made for a pod and must not go to anybody less important meanwhile.
+
+A nominated pod waits on one node for its victims to end. Whoever else wants that node gets it only if the
+nominated pods of at least its own priority still fit beside it, GPU by GPU, once their victims are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpuslice.cluster.state import Cluster
+from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.verdict import Verdict
+from gpuslice.requests.allocation import Charge
+from gpuslice.scheduler.facts import PodFacts
+from gpuslice.scheduler.nodes import NodeTable, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Nomination:
+    """A pod, the node where room is being made for it, and the uids of the pods that make it."""
+
+    facts: PodFacts
+    node: str
+    victims: frozenset[str]
+
+
+class Nominations:
+    """Nominated pods, the earlier first. A pod has one nomination at most."""
+
+    def __init__(self, table: NodeTable, cluster: Cluster) -> None:
+        self._table = table
+        self._cluster = cluster
+        self._by_uid: dict[str, Nomination] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def nominate(self, facts: PodFacts, node: str, victims: Iterable[str]) -> None:
+        """Keep room for a pod on a node."""
+        self._by_uid.pop(facts.uid, None)
+        self._by_uid[facts.uid] = Nomination(facts, node, frozenset(victims))
+
+    def withdraw(self, uid: str) -> str | None:
+        """The pod needs the room no more. Returns the node whose room is free for others now."""
+        nomination = self._by_uid.pop(uid, None)
+        return nomination.node if nomination else None
+
+    def of(self, uid: str) -> Nomination | None:
+        """A pod's nomination."""
+        return self._by_uid.get(uid)
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes where room is kept."""
+        return {nomination.node for nomination in self._by_uid.values()}
+
+    def leaving(self, nomination: Nomination) -> bool:
+        """True while a victim is still on the node."""
+        return any(self._table.tenant(uid) is not None for uid in nomination.victims)
+
+    def before(self, facts: PodFacts, node: str) -> list[Nomination]:
+        """The nominations on a node that a pod must leave room for.
+
+        Those of its own priority count as well, but of two nominated ones only the earlier: each waiting
+        for the other would be for ever.
+        """
+        kept: list[Nomination] = []
+        own = False
+        for nomination in self._by_uid.values():
+            if nomination.facts.uid == facts.uid:
+                own = nomination.node == node
+                continue
+            theirs, mine = nomination.facts.demand.priority, facts.demand.priority
+            if nomination.node == node and (theirs > mine or (theirs == mine and not own)):
+                kept.append(nomination)
+        return kept
+
+    def allow(self, facts: PodFacts, node: str) -> bool:
+        """May the pod, which fits as things are, go to the node, to the GPUs that the engine would choose?"""
+        kept = self.before(facts, node)
+        if not kept:
+            return True
+        row = self._table.row(node)
+        footprints = [facts.demand.footprint, *(n.facts.demand.footprint for n in kept[1:])]
+        if row is None or self._table.shortages(
+            kept[0].facts.demand.footprint, row, self.victims(kept), footprints
+        ):
+            return False
+        if not facts.demand.request or not any(n.facts.demand.request for n in kept):
+            return True
+        choice = self._cluster.fleet.place(facts.demand.request, node, self._cluster.policy)
+        if isinstance(choice, Verdict):
+            return False
+        rooms = change_rooms(self._cluster.fleet.rooms(node), choice.charges(facts.demand.request), -1)
+        return self.rooms_beside(kept, node, rooms) is not None
+
+    def victims(self, kept: Iterable[Nomination]) -> list[Tenant]:
+        """The pods still there that are to leave for these nominations."""
+        uids = {uid for nomination in kept for uid in nomination.victims}
+        return [tenant for uid in uids if (tenant := self._table.tenant(uid)) is not None]
+
+    def rooms_beside(
+        self, kept: Sequence[Nomination], node: str, rooms: Sequence[GpuRoom]
+    ) -> list[GpuRoom] | None:
+        """The GPUs' rooms once the victims have left and the nominated pods have come; None if they can't."""
+        gpus = self._cluster.gpus(node)
+        if gpus is None:
+            return None
+        after = list(rooms)
+        for uid in {uid for nomination in kept for uid in nomination.victims}:
+            record = self._cluster.pod(uid)
+            if record is not None and record.node == node:
+                after = change_rooms(after, record.charges, 1)
+        for nomination in kept:
+            request = nomination.facts.demand.request
+            if request:
+                outcome = place(request, gpus.unit, after, self._cluster.policy)
+                if isinstance(outcome, Verdict):
+                    return None
+                after = change_rooms(after, outcome.charges(request), -1)
+        return after
+
+
+def change_rooms(rooms: Sequence[GpuRoom], charges: Iterable[Charge], sign: int) -> list[GpuRoom]:
+    """The rooms after charges were given back (1) or taken (-1)."""
+    by_gpu: dict[str, list[Charge]] = {}
+    for charge in charges:
+        by_gpu.setdefault(charge.gpu, []).append(charge)
+    return [
+        replace(
+            room,
+            free_mib=room.free_mib + sign * sum(room.total_mib if c.whole else c.mib for c in mine),
+            holders=room.holders - sign * len(mine),
+        )
+        if (mine := by_gpu.get(room.uuid))
+        else room
+        for room in rooms
+    ]

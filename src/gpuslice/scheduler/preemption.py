@@ -1,0 +1,261 @@
+"""Making room for a more important pod: which pods have to go, and asking them to.
+
+kube-scheduler's preemption adds up a node and never looks at single GPUs; here the victims free one GPU
+(or as many as the pod needs). Victims leave through the eviction API, so disruption budgets are respected:
+a pod that its budget protects is passed over and others are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import structlog
+
+from gpuslice.cluster.state import Cluster
+from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound
+from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.wire import ObjectMeta, Pod
+from gpuslice.placement.preempt import Holder, choose_victims
+from gpuslice.scheduler.facts import PodFacts
+from gpuslice.scheduler.nodes import NodeTable, Tenant
+from gpuslice.scheduler.nominations import Nominations
+
+CANDIDATES: Final = 100
+"""Nodes with a way to make room that are compared; kube-scheduler's minimum."""
+ROUNDS: Final = 8
+"""Times that other victims are tried when disruption budgets protect the first choice."""
+LEAVING: Final = -(2**31)
+"""The priority that a pod counts with once it is on its way out: evicting it costs nothing."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Evict these pods from this node, and the pod will fit."""
+
+    node: str
+    victims: tuple[Tenant, ...]
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """Smaller is better: the highest priority among the victims, their number, the sum of priorities."""
+        priorities = [LEAVING if v.terminating else v.priority for v in self.victims]
+        return (max(priorities, default=LEAVING), len(priorities), sum(priorities))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it: the node where room is being made, or "" and why not (may be "": no way)."""
+
+    node: str = ""
+    message: str = ""
+    passing: bool = False
+    """The reason may pass without an event that we would see (a budget, the API server)."""
+
+
+class Planner:
+    """Chooses victims on the current state. Changes nothing."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        cluster: Cluster,
+        nominations: Nominations,
+        *,
+        allows: Callable[[PodFacts, str], bool] = lambda _facts, _node: True,
+    ) -> None:
+        self._table = table
+        self._cluster = cluster
+        self._nominations = nominations
+        self._allows = allows
+
+    def worth_a_look(self, facts: PodFacts) -> bool:
+        """False if the pod may not preempt, or nobody anywhere is less important."""
+        lowest = self._table.lowest_priority
+        if facts.problem or not facts.may_preempt or lowest is None or lowest >= facts.demand.priority:
+            return False
+        own = self._nominations.of(facts.uid)
+        # Room is being made already: wait for it instead of evicting even more.
+        return own is None or not self._nominations.leaving(own)
+
+    def plan(self, facts: PodFacts, spared: Collection[str] = ()) -> Plan | None:
+        """The cheapest way to make the pod fit somewhere, or None. `spared`: uids that must stay."""
+        table = self._table
+        suits = table.alive & (table.answers(facts.demand.rules).refusals == 0)
+        best: Plan | None = None
+        found = 0
+        for node in table.names[np.flatnonzero(suits)].tolist():
+            if not self._allows(facts, node):
+                continue
+            plan = self._on(facts, node, spared)
+            if plan is not None:
+                found += 1
+                if best is None or plan.cost < best.cost:
+                    best = plan
+                if found >= CANDIDATES:
+                    break
+        return best
+
+    def _on(self, facts: PodFacts, node: str, spared: Collection[str]) -> Plan | None:
+        demand, row = facts.demand, self._table.row(node)
+        kept = self._nominations.before(facts, node)
+        leaving = self._nominations.victims(kept)
+        taken = {tenant.uid for tenant in leaving}
+        lower = {
+            t.uid: t
+            for t in self._table.tenants(node)
+            if t.priority < demand.priority and t.uid not in spared and t.uid not in taken
+        }
+        if not lower or row is None:
+            return None
+        victims: list[Tenant] = []
+        if demand.request:
+            gpus = self._cluster.gpus(node)
+            rooms = self._nominations.rooms_beside(kept, node, self._cluster.fleet.rooms(node))
+            if gpus is None or rooms is None:
+                return None
+            holders = [
+                Holder(r.uid, LEAVING if r.terminating else r.priority, r.charges)
+                for r in self._cluster.pods_on(node)
+                if r.uid in lower
+            ]
+            chosen = choose_victims(demand.request, gpus.unit, rooms, holders, demand.priority)
+            if chosen is None:
+                return None
+            victims = [lower[holder.uid] for holder in chosen]
+        extra = [nomination.facts.demand.footprint for nomination in kept]
+
+        def short(gone: Iterable[Tenant]) -> bool:
+            return bool(self._table.shortages(demand.footprint, row, (*leaving, *gone), extra))
+
+        more = self._for_resources(victims, lower, short)
+        return Plan(node, tuple(more)) if more else None
+
+    @staticmethod
+    def _for_resources(
+        victims: list[Tenant], lower: dict[str, Tenant], short: Callable[[Iterable[Tenant]], bool]
+    ) -> list[Tenant] | None:
+        """Add the least important pods until CPU, memory and the like suffice, then spare who can be."""
+        have = {victim.uid for victim in victims}
+        queue = sorted(
+            (tenant for tenant in lower.values() if tenant.uid not in have),
+            key=lambda t: (not t.terminating, t.priority, t.created, t.uid),
+        )
+        added: list[Tenant] = []
+        for tenant in queue:
+            if not short((*victims, *added)):
+                break
+            added.append(tenant)
+        if short((*victims, *added)):
+            return None
+        for tenant in list(reversed(added)):
+            rest = [other for other in added if other is not tenant]
+            if not short((*victims, *rest)):
+                added = rest
+        return victims + added
+
+
+class Preemptor:
+    """Carries plans out: keeps the room, evicts the victims, writes the nomination."""
+
+    def __init__(
+        self,
+        client: Client,
+        planner: Planner,
+        nominations: Nominations,
+        recorder: EventRecorder,
+        *,
+        withdraw: Callable[[str], object],
+    ) -> None:
+        self._client = client
+        self._planner = planner
+        self._nominations = nominations
+        self._recorder = recorder
+        self._withdraw = withdraw
+        """Gives up a pod's nomination and lets others have the room."""
+
+    async def preempt(self, facts: PodFacts) -> Outcome:
+        """Make room for a pod if there is a way. The room is kept from the first moment on."""
+        spared: set[str] = set()
+        for _ in range(ROUNDS):
+            plan = self._planner.plan(facts, spared)
+            if plan is None:
+                break
+            self._nominations.nominate(facts, plan.node, (victim.uid for victim in plan.victims))
+            try:
+                protected = await self._evict(facts, plan)
+            except GpuSliceError as error:
+                self._withdraw(facts.uid)
+                return Outcome(message=f"preemption failed: {error}", passing=True)
+            if protected is None:
+                await self.write_nomination(facts.pod, plan.node)
+                victims = ", ".join(f"{v.namespace}/{v.name}" for v in plan.victims)
+                return Outcome(plan.node, f"preemption: {victims} must leave node {plan.node}.")
+            spared.add(protected.uid)
+        self._withdraw(facts.uid)
+        if spared:
+            text = "preemption: the pods that would have to leave are protected by disruption budgets."
+            return Outcome(message=text, passing=True)
+        return Outcome()
+
+    async def write_nomination(self, pod: Pod, node: str | None) -> None:
+        """Show the node where room is being made (None: nowhere any more) in the pod's status.
+
+        It is for people and autoscalers; what counts is kept in memory, so a failure changes nothing.
+        """
+        body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
+        try:
+            await self._client.patch(Pod, pod.name, body, pod.namespace, subresource="status")
+        except GpuSliceError as error:
+            _log.info("nomination not written", pod=pod.key, error=str(error))
+
+    async def _evict(self, facts: PodFacts, plan: Plan) -> Tenant | None:
+        """Evict all victims. Returns the first that its disruption budget protects, None if all leave."""
+        staying = [victim for victim in plan.victims if not victim.terminating]
+        if len(staying) > 1:
+            # Ask first, so that nobody leaves for nothing when another one must stay.
+            for victim in staying:
+                if not await self._ask(victim, dry_run=True):
+                    return victim
+        for victim in staying:
+            if not await self._ask(victim, dry_run=False):
+                return victim
+            self._recorder.record(
+                _as_object(victim),
+                "Normal",
+                "Preempted",
+                f"Preempted by pod {facts.pod.key} with priority {facts.demand.priority} on node {plan.node}",
+            )
+        return None
+
+    async def _ask(self, victim: Tenant, *, dry_run: bool) -> bool:
+        """True if the victim leaves (or has left already)."""
+        options: dict[str, object] = {"preconditions": {"uid": victim.uid}}
+        if dry_run:
+            options["dryRun"] = ["All"]
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": victim.name, "namespace": victim.namespace},
+            "deleteOptions": options,
+        }
+        try:
+            await self._client.create(
+                Pod.resource, eviction, victim.namespace, name=victim.name, subresource="eviction"
+            )
+        except (NotFound, Conflict):
+            return True
+        except ApiError as error:
+            if error.status == 429:
+                return False
+            raise
+        return True
+
+
+def _as_object(tenant: Tenant) -> Pod:
+    return Pod(metadata=ObjectMeta(name=tenant.name, namespace=tenant.namespace, uid=tenant.uid))

@@ -1,0 +1,111 @@
+"""How much of a node's ordinary resources a pod takes: CPU, memory, pods, extended resources, host ports.
+
+GPU memory and whole GPUs are not here: they are counted GPU by GPU in `cluster`. The arithmetic over init
+and sidecar containers is the kubelet's (k8s.io/component-helpers/resource, PodRequests), in integers:
+CPU in thousandths, everything else in units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from gpuslice import names
+from gpuslice.errors import InputError
+from gpuslice.kube.wire import Container, PodSpec
+from gpuslice.requests.pod import Role, peak
+from gpuslice.units import parse_quantity
+
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+EPHEMERAL: Final = "ephemeral-storage"
+PODS: Final = "pods"
+COUNTED_ELSEWHERE: Final = frozenset((names.GPU_MEM, names.WHOLE_GPU))
+MOST: Final = 2**60
+"""More than any node has; keeps sums within int64."""
+
+Amounts = Mapping[str, str | int | float]
+Port = tuple[str, str, int]
+"""(protocol, host IP, port); the IP 0.0.0.0 stands for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a pod takes from its node. `amounts`: (resource, integer), sorted, nothing that is zero.
+
+    Every pod also takes one of the node's `pods`.
+    """
+
+    amounts: tuple[tuple[str, int], ...] = ()
+    ports: frozenset[Port] = frozenset()
+
+
+def footprint_of(spec: PodSpec) -> Footprint:
+    """Read a pod spec. Raises InputError naming the field for what is not a quantity."""
+    containers = [(_role(c), c) for c in spec.init_containers or ()]
+    containers += [(Role.APP, c) for c in spec.containers]
+    asked = [(role, _requests(c)) for role, c in containers]
+    totals: dict[str, int] = {}
+    for name in {name for _, amounts in asked for name in amounts}:
+        totals[name] = peak((role, amounts.get(name, 0)) for role, amounts in asked)
+    if spec.resources is not None:
+        # Resources of the pod as a whole stand in for the sum of its containers.
+        totals.update(read_amounts(spec.resources.requests or {}, "spec.resources.requests"))
+    for name, amount in read_amounts(spec.overhead or {}, "spec.overhead").items():
+        totals[name] = totals.get(name, 0) + amount
+    amounts = tuple(
+        sorted((n, min(a, MOST)) for n, a in totals.items() if a > 0 and n not in COUNTED_ELSEWHERE)
+    )
+    return Footprint(amounts, _host_ports(spec))
+
+
+def read_amounts(amounts: Amounts, field: str) -> dict[str, int]:
+    """Quantities as integers, rounded up: CPU in thousandths, everything else in units."""
+    read: dict[str, int] = {}
+    for name, value in amounts.items():
+        try:
+            read[name] = _integer(name, value)
+        except InputError as error:
+            raise InputError(str(error), field=f"{field}[{name}]") from None
+    return read
+
+
+def conflict(wanted: frozenset[Port], taken: frozenset[Port]) -> bool:
+    """True if one of the wanted host ports is taken."""
+    return any(
+        protocol == other and port == used and (ip == address or "0.0.0.0" in (ip, address))  # noqa: S104
+        for protocol, ip, port in wanted
+        for other, address, used in taken
+    )
+
+
+@lru_cache(maxsize=4096)
+def _integer(name: str, value: str | float) -> int:
+    text = str(value) if isinstance(value, float) else value
+    number = parse_quantity(text, field="")
+    return min(max(math.ceil(number * 1000 if name == CPU else number), 0), MOST)
+
+
+def _role(init: Container) -> Role:
+    return Role.SIDECAR if init.restart_policy == "Always" else Role.INIT
+
+
+def _requests(container: Container) -> dict[str, int]:
+    # The API server sets a missing request to the limit; so do we, for objects that never met one.
+    limits, requests = container.resources.limits or {}, container.resources.requests or {}
+    if not limits and not requests:
+        return {}
+    return read_amounts({**limits, **requests}, f"container {container.name} resources")
+
+
+def _host_ports(spec: PodSpec) -> frozenset[Port]:
+    sidecars = [c for c in spec.init_containers or () if c.restart_policy == "Always"]
+    return frozenset(
+        (port.protocol or "TCP", port.host_ip or "0.0.0.0", port.host_port)  # noqa: S104
+        for container in (*sidecars, *spec.containers)
+        for port in container.ports or ()
+        if port.host_port
+    )

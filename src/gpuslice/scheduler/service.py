@@ -1,0 +1,333 @@
+"""The complete scheduler: pods in, bindings out, woken by what happens and by nothing else.
+
+One loop decides, one pod at a time, on the state in memory. Reserving is part of the decision; the request
+to the API server runs beside the next decisions. What is said about a pod (condition, event) is said in
+the background too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Coroutine
+from typing import Final
+
+import structlog
+
+from gpuslice import names
+from gpuslice.clock import Clock, rfc3339
+from gpuslice.cluster.feed import ChangeKind, ClusterFeed
+from gpuslice.cluster.state import Cluster, has_ended
+from gpuslice.errors import ApiError, GpuSliceError
+from gpuslice.kube.backoff import Backoff
+from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.wire import KubeObject, Node, Pod
+from gpuslice.placement.verdict import Verdict
+from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.cycle import Cycle, Decision
+from gpuslice.scheduler.facts import Demand, PodFacts, read_pod
+from gpuslice.scheduler.nodes import NodeTable
+from gpuslice.scheduler.nominations import Nominations
+from gpuslice.scheduler.preemption import Planner, Preemptor
+from gpuslice.scheduler.queue import NODE_CAUSES, Cause, SchedulingQueue
+
+COMPONENT: Final = "gpuslice-scheduler"
+REFUSALS: Final = 512
+"""Demands whose last refusal is remembered; it holds until something is freed."""
+REPORT_BACKOFF: Final = Backoff(base=0.5, cap=10.0)
+REPORT_TRIES: Final = 4
+
+_log = structlog.get_logger(__name__)
+
+
+class Scheduler:
+    """Schedules the pods whose spec.schedulerName is one of `scheduler_names`."""
+
+    def __init__(
+        self,
+        client: Client,
+        cluster: Cluster,
+        feed: ClusterFeed,
+        *,
+        scheduler_names: Collection[str],
+        clock: Clock,
+        recorder: EventRecorder,
+        binder: Binder,
+        random: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._feed = feed
+        self._names = frozenset(scheduler_names)
+        self._clock = clock
+        self._recorder = recorder
+        self._binder = binder
+        self._random = random
+        self.queue = SchedulingQueue(clock=clock)
+        self.table = NodeTable()
+        self._nominations = Nominations(self.table, cluster)
+        self._cycle = Cycle(self.table, cluster, self._nominations)
+        self._planner = Planner(self.table, cluster, self._nominations)
+        self._preemptor = Preemptor(
+            client, self._planner, self._nominations, recorder, withdraw=self._withdraw
+        )
+        self._refusals: OrderedDict[Demand, Decision] = OrderedDict()
+        self._said: dict[str, str] = {}  # uid -> the message that its condition shows
+        self._bound: set[str] = set()  # bound by us, not yet seen so in the feed
+        self._to_say: OrderedDict[str, tuple[Pod, str]] = OrderedDict()
+        self._something_to_say = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        if feed.synced:
+            raise RuntimeError("make the scheduler before the feed runs: it must hear of every object")
+        feed.listeners.append(self._on_change)
+
+    async def run(self) -> None:
+        """Schedule until cancelled. The feed and the recorder are run by the caller."""
+        await self._feed.wait_synced()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._report())
+                group.create_task(self._binder.run())
+                while True:
+                    self._handle(await self.queue.pop())
+                    # Answers and changes are taken in between decisions.
+                    await asyncio.sleep(0)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- decisions --------------------------------------------------------------------------------
+    def _handle(self, facts: PodFacts) -> None:
+        pod = facts.pod
+        if pod.metadata.deletion_timestamp is not None:
+            self.queue.wait(pod.uid, Cause.SELF)
+            return
+        decision = self._decide(facts)
+        if decision.node:
+            self._place(facts, decision.node)
+        elif self._planner.worth_a_look(facts) and decision.causes & (Cause.GPU | Cause.RESOURCES):
+            self._spawn(self._preempt(facts, decision), f"preempt for {pod.key}")
+        else:
+            nomination = self._nominations.of(facts.uid)
+            if nomination is not None and not self._nominations.leaving(nomination):
+                # Its victims have gone and it still does not fit: the room is of no use to it.
+                self._withdraw(facts.uid)
+                self._spawn(self._preemptor.write_nomination(pod, None), f"clear nomination of {pod.key}")
+            self._refuse(facts, decision)
+
+    def _decide(self, facts: PodFacts) -> Decision:
+        known = self._refusals.get(facts.demand)
+        # Only more room can turn a no into a yes, and more room empties this memory.
+        if known is not None and not facts.problem and self._nominations.of(facts.uid) is None:
+            return known
+        decision = self._cycle.decide(facts)
+        if not decision.node and not facts.problem:
+            self._refusals[facts.demand] = decision
+            if len(self._refusals) > REFUSALS:
+                self._refusals.popitem(last=False)
+        return decision
+
+    def _place(self, facts: PodFacts, node: str) -> None:
+        answer = self._binder.start(facts.pod, node)
+        if answer.done() and not answer.result().ok:
+            self._failed(facts, answer.result())
+            return
+        self.table.set_pod(facts.pod, node)
+        self._nominations.withdraw(facts.uid)
+        answer.add_done_callback(lambda done: self._answered(facts, node, done))
+
+    def _answered(self, facts: PodFacts, node: str, answer: asyncio.Future[Verdict]) -> None:
+        if answer.cancelled():
+            return
+        verdict, pod = answer.result(), facts.pod
+        if verdict.ok:
+            if pod.uid in self.queue:  # not yet shown as bound by the feed
+                self._bound.add(pod.uid)
+                self.queue.drop(pod.uid)
+            self._said.pop(pod.uid, None)
+            self._recorder.record(pod, "Normal", "Scheduled", f"Successfully assigned {pod.key} to {node}")
+        elif pod.uid in self.queue:
+            tenant = self.table.drop_pod(pod.uid)
+            self._failed(facts, verdict)
+            if tenant is not None:
+                self._freed(tenant.node, Cause.RESOURCES | Cause.GPU)
+
+    def _failed(self, facts: PodFacts, verdict: Verdict) -> None:
+        """The API server (or a change since the decision) did not let the pod be bound."""
+        self._say(facts.pod, verdict.message)
+        self.queue.retry(facts.uid)
+
+    async def _preempt(self, facts: PodFacts, decision: Decision) -> None:
+        outcome = await self._preemptor.preempt(facts)
+        message = f"{decision.message} {outcome.message}".rstrip()
+        if facts.uid not in self.queue:
+            self._withdraw(facts.uid)
+        elif outcome.passing:
+            self._say(facts.pod, message)
+            self.queue.retry(facts.uid)
+        else:
+            self._refuse(facts, Decision("", message, decision.causes))
+
+    def _refuse(self, facts: PodFacts, decision: Decision) -> None:
+        self._say(facts.pod, decision.message)
+        self.queue.wait(facts.uid, decision.causes)
+
+    def _withdraw(self, uid: str) -> None:
+        node = self._nominations.withdraw(uid)
+        if node is not None:
+            self._freed(node, Cause.RESOURCES | Cause.GPU)
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- changes ----------------------------------------------------------------------------------
+    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
+        match kind, obj:
+            case "pod", Pod():
+                self._set_pod(obj)
+            case "pod-gone", Pod():
+                self._drop_pod(obj.uid)
+            case "node", Node():
+                self._set_node(obj)
+            case "node-gone", Node():
+                self.table.drop_node(obj.name)
+                self._refusals.clear()  # the sentence counts the nodes
+            case "unhealthy", _:
+                self._freed(obj.name.removeprefix(names.UNHEALTHY_PREFIX), Cause.GPU)
+
+    def _set_pod(self, pod: Pod) -> None:
+        if pod.spec.node_name:
+            self.queue.drop(pod.uid)
+            self._bound.discard(pod.uid)
+            self._said.pop(pod.uid, None)
+            self._withdraw(pod.uid)
+            if pod.status.phase in ("Succeeded", "Failed"):
+                # The GPU's memory may come back later than the rest: when the last container has ended.
+                if self.table.drop_pod(pod.uid) is not None or has_ended(pod):
+                    self._freed(pod.spec.node_name, Cause.RESOURCES | Cause.GPU)
+            else:
+                self.table.set_pod(pod)
+        elif pod.spec.scheduler_name in self._names and pod.uid not in self._bound:
+            if pod.status.phase in ("Succeeded", "Failed"):
+                self._drop_pod(pod.uid)
+            else:
+                self.queue.set(read_pod(pod))
+
+    def _drop_pod(self, uid: str) -> None:
+        self.queue.drop(uid)
+        self._bound.discard(uid)
+        self._said.pop(uid, None)
+        self._withdraw(uid)
+        tenant = self.table.drop_pod(uid)
+        if tenant is not None:
+            self._freed(tenant.node, Cause.RESOURCES | Cause.GPU)
+
+    def _set_node(self, node: Node) -> None:
+        old = self.table.node(node.name)
+        self.table.set_node(node)
+        if old is None:
+            self._freed(node.name, NODE_CAUSES)
+            return
+        cures = Cause(0)
+        if (old.metadata.labels, old.spec) != (node.metadata.labels, node.spec):
+            cures |= Cause.RULES
+        if old.status.allocatable != node.status.allocatable:
+            cures |= Cause.RESOURCES | Cause.GPU
+        if old.metadata.annotations != node.metadata.annotations:
+            cures |= Cause.GPU
+        if cures:
+            self._freed(node.name, cures)
+
+    def _freed(self, node: str, cures: Cause) -> None:
+        """Something got better on a node: whoever could use it is tried again at once."""
+        self._refusals.clear()
+        self.queue.wake(cures, lambda demand: self._cycle.helps(demand, node))
+
+    # --- what people read -------------------------------------------------------------------------
+    def _say(self, pod: Pod, message: str) -> None:
+        """Tell why a pod waits, once per reason."""
+        if self._said.get(pod.uid) == message:
+            return
+        self._said[pod.uid] = message
+        self._recorder.record(pod, "Warning", "FailedScheduling", message)
+        self._to_say[pod.uid] = (pod, message)
+        self._something_to_say.set()
+
+    async def _report(self) -> None:
+        """Write the PodScheduled conditions, the latest of each pod."""
+        while True:
+            await self._something_to_say.wait()
+            while self._to_say:
+                uid, (pod, message) = self._to_say.popitem(last=False)
+                if self._said.get(uid) == message:
+                    await self._write_condition(pod, message)
+            self._something_to_say.clear()
+
+    async def _write_condition(self, pod: Pod, message: str) -> None:
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": message,
+        }
+        known = {c.type: c.status for c in pod.status.conditions or ()}
+        if known.get("PodScheduled") != "False":
+            condition["lastTransitionTime"] = rfc3339(self._clock.now_ns())
+        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        for tries in range(1, REPORT_TRIES + 1):
+            try:
+                await self._client.patch(
+                    Pod, pod.name, body, pod.namespace, patch_type="strategic", subresource="status"
+                )
+            except ApiError as error:
+                if not error.retryable:
+                    return  # gone, or another pod by now
+            except GpuSliceError as error:
+                _log.info("condition not written", pod=pod.key, error=str(error))
+            else:
+                return
+            await self._clock.sleep(REPORT_BACKOFF.delay(tries, self._random))
+
+
+def run_scheduler(
+    client: Client,
+    cluster: Cluster,
+    feed: ClusterFeed,
+    *,
+    clock: Clock,
+    new_id: Callable[[], str],
+    random: Callable[[], float],
+    binder: Binder | None = None,
+    scheduler_names: Collection[str] = (names.SCHEDULER_NAME,),
+) -> Coroutine[None, None, None]:
+    """A complete scheduler that runs until cancelled. The caller runs the feed, after this call.
+
+    `binder`: the one of this process, if the extender binds through it as well.
+    """
+    recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id, random=random)
+    own = binder or Binder(cluster, client, clock=clock, random=random)
+    scheduler = Scheduler(
+        client,
+        cluster,
+        feed,
+        scheduler_names=scheduler_names,
+        clock=clock,
+        recorder=recorder,
+        binder=own,
+        random=random,
+    )
+
+    async def run() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(recorder.run())
+                group.create_task(scheduler.run())
+        finally:
+            if binder is None:
+                await own.aclose()
+
+    return run()
