@@ -19,7 +19,7 @@ import msgspec
 import yaml
 
 from gpuslice.clock import Clock
-from gpuslice.local.apiserver import bootstrap, patching, pods
+from gpuslice.local.apiserver import bootstrap, patching, pods, protobuf, tables
 from gpuslice.local.apiserver.admission import Admission
 from gpuslice.local.apiserver.discovery import VERSION, Discovery
 from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
@@ -29,6 +29,7 @@ from gpuslice.local.apiserver.rest import Rest, read_delete_options
 from gpuslice.local.apiserver.status import Failure, Json, bad_request, method_not_allowed, no_such_route
 from gpuslice.local.apiserver.store import Store
 from gpuslice.local.apiserver.strategy import Strategy
+from gpuslice.local.apiserver.tables import Tables
 from gpuslice.local.streams import KubeletBackend
 
 if TYPE_CHECKING:
@@ -63,11 +64,12 @@ class ApiServer:
             self.registry,
             self.admission,
             Strategy(self.store, clock=clock, random=random),
-            Managers(),
+            Managers(clock),
             clock=clock,
             new_uid=new_uid,
         )
         self.discovery = Discovery(self.registry)
+        self.tables = Tables(clock)
         self._database = database
         self._housekeeping: asyncio.Task[None] | None = None
         bootstrap.populate(self.rest, clock, new_uid)
@@ -158,9 +160,7 @@ class ApiServer:
         if target.name:
             match method:
                 case "GET":
-                    if request.flag("watch"):
-                        return self.rest.watch(request, target)
-                    return self.rest.get(target)
+                    return self._get(request, target)
                 case "PUT":
                     return await self.rest.update(request, target, lambda _: read_object(request))
                 case "PATCH":
@@ -170,14 +170,27 @@ class ApiServer:
         else:
             match method:
                 case "GET":
-                    if request.flag("watch"):
-                        return self.rest.watch(request, target)
-                    return self.rest.list(request, target)
+                    return self._get(request, target)
                 case "POST":
                     return await self.rest.create(request, target, read_object(request))
                 case "DELETE":
                     return await self.rest.delete_collection(request, target, read_delete_options(request))
         raise method_not_allowed()
+
+    def _get(self, request: Request, target: Target) -> Reply | Stream:
+        """GET one object or a collection, or watch it; as a table if the client asks for one."""
+        as_table = tables.wanted(request)
+        if request.flag("watch"):
+            return self.rest.watch(request, target, self.tables.renderer(request, target.kind) if as_table else None)
+        if not as_table:
+            return self.rest.get(target) if target.name else self.rest.list(request, target)
+        if target.name:
+            entries = [self.rest.entry(target)]
+            meta: Json = {"resourceVersion": str(entries[0].version)}
+        else:
+            entries, meta = self.rest.select(request, target)
+        raws = [entry.raw for entry in entries]
+        return reply(self.tables.table(target.kind, raws, meta, include=request.query.get("includeObject", "")))
 
     async def _subresource(self, request: Request, target: Target) -> Reply | Stream:
         kind, name, method = target.kind, target.subresource, request.method
@@ -200,6 +213,8 @@ def read_object(request: Request) -> Json:
     """Decode a JSON or YAML object. Raises 415 for other formats, 400 for malformed bodies."""
     kind, body = request.content_type.partition(";")[0].strip(), request.body
     try:
+        if kind == protobuf.MEDIA_TYPE:
+            return protobuf.read(body)
         if "yaml" in kind:
             obj = yaml.safe_load(body)
         elif kind in ("application/json", "", "*/*") or kind.endswith("+json"):
@@ -208,7 +223,7 @@ def read_object(request: Request) -> Json:
             raise Failure(
                 415, "UnsupportedMediaType",
                 f"the body of the request was in an unknown format - accepted media types include: "
-                f"application/json, application/yaml (got {kind})",
+                f"application/json, application/yaml, {protobuf.MEDIA_TYPE}",
             )  # fmt: skip
     except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise bad_request(f"couldn't get version/kind; json parse error: {error}") from None

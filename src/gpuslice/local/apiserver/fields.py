@@ -29,6 +29,7 @@ SELECTABLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "replicationcontrollers"): ("status.replicas",),
     ("apps", "replicasets"): ("status.replicas",),
     ("batch", "jobs"): ("status.successful",),
+    ("scheduling.k8s.io", "priorityclasses"): ("globalDefault",),
 }  # fmt: skip
 
 INDEXED: dict[tuple[str, str], str] = {("", "pods"): "spec.nodeName"}

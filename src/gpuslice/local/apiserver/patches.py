@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from gpuslice.local.apiserver.status import Failure, bad_request
 
 
@@ -63,7 +65,8 @@ def _step(root: Any, step: dict[str, Any]) -> Any:
             root, value = _remove(root, _parts(step["from"]))
             return _add(root, parts, value)
         case "copy":
-            return _add(root, parts, _find(root, _parts(step["from"])))
+            copied = msgspec.json.decode(msgspec.json.encode(_find(root, _parts(step["from"]))))
+            return _add(root, parts, copied)
         case "test":
             if _find(root, parts) != step.get("value"):
                 raise ValueError("testing value failed")

@@ -4,26 +4,46 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuslice.local.apiserver import patches
+from gpuslice.local.apiserver import apply, patches, schema
 from gpuslice.local.apiserver.http import Reply, Request, Target
-from gpuslice.local.apiserver.rest import Rest
+from gpuslice.local.apiserver.rest import Change, Rest
 from gpuslice.local.apiserver.status import Failure, Json, bad_request
+from gpuslice.local.apiserver.strategic import strategic_merge
+
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+APPLY = "application/apply-patch+yaml"
 
 
 async def patch(rest: Rest, request: Request, target: Target) -> Reply:
     """Change an object by a merge, strategic merge, JSON or apply patch. Raises 415 for others."""
-    kind = request.content_type.partition(";")[0].strip()
-    if kind == "application/merge-patch+json":
-        return await rest.update(request, target, lambda old: _object(patches.merge(old, _body(request))))
-    if kind == "application/strategic-merge-patch+json":
-        return await rest.update(request, target, lambda old: _object(patches.merge(old, _body(request))))
-    if kind == "application/json-patch+json":
-        return await rest.update(request, target, lambda old: _object(patches.json_patch(old, _body(request))))
-    known = "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
-    raise Failure(
-        415, "UnsupportedMediaType",
-        f"the body of the request was in an unknown format - accepted media types include: {known}",
-    )  # fmt: skip
+    kind, content = target.kind, request.content_type.partition(";")[0].strip()
+    change: Change
+    if content == APPLY:
+        config = apply.read_config(request, target)
+        rest.settle(request, kind, config)
+        return await rest.update(
+            request,
+            target,
+            lambda live: apply.merge(live, _copy(config), request, kind, rest.clock, target.subresource),
+            created=None if target.subresource else apply.first(_copy(config), request, kind, rest.clock),
+            applied=True,
+        )
+    if content == MERGE:
+        change = lambda old: _object(patches.merge(old, _body(request)))  # noqa: E731
+    elif content == STRATEGIC and kind.custom is None:
+        shape = schema.of_kind(kind)
+        change = lambda old: strategic_merge(old, _object(_body(request)), shape)  # noqa: E731
+    elif content == JSON_PATCH:
+        change = lambda old: _object(patches.json_patch(old, _body(request)))  # noqa: E731
+    else:
+        known = [JSON_PATCH, MERGE, *([STRATEGIC] if kind.custom is None else []), APPLY]
+        raise Failure(
+            415, "UnsupportedMediaType",
+            "the body of the request was in an unknown format - accepted media types include: " + ", ".join(known),
+        )  # fmt: skip
+    return await rest.update(request, target, change)
 
 
 def _body(request: Request) -> object:
@@ -33,7 +53,12 @@ def _body(request: Request) -> object:
         raise bad_request(f"error decoding patch: {error}") from None
 
 
+def _copy(value: Json) -> Json:
+    copied: Json = msgspec.json.decode(msgspec.json.encode(value))
+    return copied
+
+
 def _object(value: object) -> Json:
     if not isinstance(value, dict):
-        raise bad_request("the patch does not leave an object")
+        raise bad_request("a patch must be, and leave, an object")
     return value

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.clock import Clock
-from gpuslice.local.apiserver import fields, selectors, strategy
+from gpuslice.local.apiserver import fields, protobuf, schema, selectors, strategy
 from gpuslice.local.apiserver.admission import Admission, Operation
 from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
 from gpuslice.local.apiserver.kinds import Kind, Registry
@@ -229,9 +229,29 @@ class Rest:
                     watcher.close()
 
     # --- writing ------------------------------------------------------------------------------------
+    def settle(self, request: Request, kind: Kind, obj: Json, *, again: bool = False) -> None:
+        """Bring a client's object into the form of its type; unknown fields as `fieldValidation` says.
+
+        Raises 400 for wrong types, and for unknown fields if they are to be strict.
+        """
+        shape = schema.of_kind(kind)
+        if shape is None:
+            return
+        what = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
+        unknown = schema.settle(obj, shape, what)
+        if not unknown or again:
+            return
+        mode = request.query.get("fieldValidation", "Warn")
+        texts = [f'unknown field "{path}"' for path in unknown]
+        if mode == "Strict":
+            raise bad_request(f"{what}: strict decoding error: {', '.join(texts)}")
+        if mode != "Ignore":
+            request.warnings += texts
+
     async def create(self, request: Request, target: Target, obj: Json) -> Reply:
         """POST an object to its collection."""
         kind = target.kind
+        self.settle(request, kind, obj)
         obj = canonical(kind, obj)
         meta = obj["metadata"]
         space = meta.get("namespace") or target.namespace
@@ -302,7 +322,10 @@ class Rest:
                     return await self.create(request, target, created)
                 raise not_found(kind.group, kind.plural, target.name)
             old = entry.decode()
-            new = canonical(kind, change(convert(kind, entry.decode())))
+            new = change(convert(kind, entry.decode()))
+            if not applied:
+                self.settle(request, kind, new, again=attempt > 0)
+            new = canonical(kind, new)
             given = self._keep_identity(kind, target, old, new)
             self.rules.defaults(kind, new)
             self.rules.prepare_update(kind, new, old, target.subresource)
@@ -466,7 +489,9 @@ def _may_go(obj: Json) -> bool:
 def read_delete_options(request: Request) -> DeleteOptions:
     """DeleteOptions from body and query. Raises 400."""
     body: Any = {}
-    if request.body.strip():
+    if request.content_type.startswith(protobuf.MEDIA_TYPE):
+        body = protobuf.read(request.body) if request.body else {}
+    elif request.body.strip():
         try:
             body = msgspec.json.decode(request.body)
         except msgspec.DecodeError as error:
