@@ -1,0 +1,192 @@
+"""A cluster without nodes' agents: the embedded API server, our scheduler, and hands that play kubelet."""
+
+import asyncio
+import contextlib
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from gpuslice import names
+from gpuslice.clock import SystemClock
+from gpuslice.cluster.annotations import encode_gpus
+from gpuslice.cluster.feed import ChangeKind, ClusterFeed
+from gpuslice.cluster.state import Cluster
+from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.errors import Conflict
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Event, KubeObject, Node, Pod, Resource
+from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.names import SCHEDULER_NAME
+from gpuslice.scheduler.service import run_scheduler
+
+GIB = 1024
+
+
+def node_body(
+    name: str,
+    gpus: Sequence[int] = (),
+    *,
+    cpu: str = "8",
+    memory: str = "32Gi",
+    pods: str = "110",
+    labels: dict[str, str] | None = None,
+    taints: list[dict[str, str]] | None = None,
+    unschedulable: bool = False,
+) -> dict[str, Any]:
+    """A node; `gpus`: the GiB of each."""
+    inventory = NodeGpus(tuple(Gpu(i, f"GPU-{name}-{i}", "T4", g * GIB) for i, g in enumerate(gpus)))
+    amounts = {"cpu": cpu, "memory": memory, "pods": pods}
+    if gpus:
+        amounts |= {names.GPU_MEM: str(sum(gpus)), names.WHOLE_GPU: str(len(gpus))}
+    spec: dict[str, Any] = {"unschedulable": True} if unschedulable else {}
+    if taints:
+        spec["taints"] = taints
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": labels or {},
+            "annotations": encode_gpus(inventory) if gpus else {},
+        },
+        "spec": spec,
+        "status": {"capacity": amounts, "allocatable": amounts},
+    }
+
+
+def pod_body(
+    name: str,
+    units: int = 0,
+    *,
+    cpu: str = "",
+    priority: int = 0,
+    scheduler: str = SCHEDULER_NAME,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A pod with one container; `units` of gpu-mem."""
+    resources: dict[str, Any] = {}
+    if units:
+        resources["limits"] = {names.GPU_MEM: str(units)}
+    if cpu:
+        resources["requests"] = {"cpu": cpu}
+    container = {"name": "main", "image": "scratch", "resources": resources}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        "spec": {"schedulerName": scheduler, "containers": [container]} | spec,
+    }
+
+
+PDB = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+PRIORITY_CLASS = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+
+
+class Lab:
+    def __init__(self, client: Client, cluster: Cluster, feed: ClusterFeed) -> None:
+        self.client = client
+        self.cluster = cluster
+        self.pods: dict[str, Pod] = {}
+        self._changed = asyncio.Event()
+        feed.listeners.append(self._on_change)
+
+    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
+        if isinstance(obj, Pod):
+            if kind == "pod":
+                self.pods[obj.name] = obj
+            else:
+                self.pods.pop(obj.name, None)
+        self._changed.set()
+
+    async def until(self, true: Callable[[], bool], what: str = "") -> None:
+        """Wait until the feed has shown something that makes it true."""
+        try:
+            async with asyncio.timeout(10):
+                while not true():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"never happened: {what or true}") from None
+
+    async def node(self, name: str, gpus: Sequence[int] = (), **more: Any) -> None:
+        await self.client.create(Node.resource, node_body(name, gpus, **more))
+
+    async def pod(self, name: str, units: int = 0, *, priority: int = 0, **more: Any) -> None:
+        if priority:
+            more["priorityClassName"] = f"p{priority}"
+            with contextlib.suppress(Conflict):
+                meta = {"name": f"p{priority}"}
+                await self.client.create(PRIORITY_CLASS, {"metadata": meta, "value": priority})
+        await self.client.create(Pod.resource, pod_body(name, units, **more), "default")
+
+    async def end(self, name: str) -> None:
+        """The kubelet has ended the pod and it is gone."""
+        await self.client.delete(Pod.resource, name, "default", grace_seconds=0)
+
+    async def bound(self, name: str) -> str:
+        """The node that the pod gets."""
+        await self.until(lambda: bool(name in self.pods and self.pods[name].spec.node_name), f"{name} bound")
+        return self.pods[name].spec.node_name
+
+    async def waits(self, name: str, text: str = "") -> str:
+        """The sentence in the pod's condition, once it contains `text`."""
+
+        def message() -> str:
+            for condition in self.pods[name].status.conditions or () if name in self.pods else ():
+                if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
+                    return condition.message
+            return ""
+
+        await self.until(lambda: bool(message()) and text in message(), f"{name} waits: {text}")
+        return message()
+
+    async def events(self, name: str, reason: str) -> list[str]:
+        """The messages of a pod's events, once there are some."""
+        async with asyncio.timeout(10):
+            while True:
+                listing = await self.client.list(Event, "default")
+                found = [
+                    e.message for e in listing.items if e.involved_object.name == name and e.reason == reason
+                ]
+                if found:
+                    return found
+                await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def laboratory(
+    *, scheduler_names: tuple[str, ...] = (SCHEDULER_NAME,), scheduler: bool = True
+) -> AsyncIterator[Lab]:
+    clock = SystemClock()
+    numbers = itertools.count(1)
+    server = ApiServer(clock=clock, new_uid=lambda: str(uuid.UUID(int=next(numbers))))
+    await server.start()
+    client = Client(server.transport())
+    cluster = Cluster(clock=clock)
+    feed = ClusterFeed(client, cluster, clock=clock, random=lambda: 0.5)
+    lab = Lab(client, cluster, feed)
+    tasks = []
+    if scheduler:
+        work = run_scheduler(
+            client,
+            cluster,
+            feed,
+            clock=clock,
+            new_id=lambda: f"{next(numbers):x}",
+            random=lambda: 0.5,
+            scheduler_names=scheduler_names,
+        )
+        tasks.append(asyncio.create_task(work))
+    lab.feed = feed  # type: ignore[attr-defined]
+    tasks.append(asyncio.create_task(feed.run()))
+    try:
+        yield lab
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await server.stop()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
