@@ -19,12 +19,14 @@ import msgspec
 import yaml
 
 from gpuslice.clock import Clock
-from gpuslice.local.apiserver import bootstrap, patching, pods, protobuf, tables
+from gpuslice.local.apiserver import bootstrap, patching, pods, protobuf, reviews, scale, tables
 from gpuslice.local.apiserver.admission import Admission
-from gpuslice.local.apiserver.discovery import VERSION, Discovery
+from gpuslice.local.apiserver.discovery import REVIEWS, VERSION, Discovery
 from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
 from gpuslice.local.apiserver.kinds import Registry
 from gpuslice.local.apiserver.managed import Managers
+from gpuslice.local.apiserver.namespaces import Namespaces
+from gpuslice.local.apiserver.openapi import OpenApi
 from gpuslice.local.apiserver.rest import Rest, read_delete_options
 from gpuslice.local.apiserver.status import Failure, Json, bad_request, method_not_allowed, no_such_route
 from gpuslice.local.apiserver.store import Store
@@ -70,6 +72,8 @@ class ApiServer:
         )
         self.discovery = Discovery(self.registry)
         self.tables = Tables(clock)
+        self.openapi = OpenApi(self.registry)
+        self.namespaces = Namespaces(self.rest)
         self._database = database
         self._housekeeping: asyncio.Task[None] | None = None
         bootstrap.populate(self.rest, clock, new_uid)
@@ -109,6 +113,7 @@ class ApiServer:
         while True:
             await self.clock.sleep(TICK_SECONDS)
             self.rest.tick()
+            await self.namespaces.sweep()
 
     # --- routes -------------------------------------------------------------------------------------
     async def handle(self, request: Request) -> Reply | Stream:
@@ -133,9 +138,15 @@ class ApiServer:
                 return self.discovery.group(group)
             case ["apis", group, version]:
                 return self.discovery.resources(group, version)
+            case ["openapi", "v3"]:
+                return self.openapi.index()
+            case ["openapi", "v3", *rest]:
+                return self.openapi.document("/".join(rest))
             case ["api", "v1", *rest]:
                 return await self._serve(request, self._target("", "v1", rest))
             case ["apis", group, version, *rest]:
+                if (group, version, rest[-1]) in REVIEWS and request.method == "POST":
+                    return reviews.review(REVIEWS[group, version, rest[-1]], request, read_object(request))
                 return await self._serve(request, self._target(group, version, rest))
         raise no_such_route()
 
@@ -201,6 +212,13 @@ class ApiServer:
                 return await patching.patch(self.rest, request, target)
             if method == "PUT":
                 return await self.rest.update(request, target, lambda _: read_object(request))
+        if name == "scale" and kind.scale is not None and method in ("GET", "PUT", "PATCH"):
+            return await scale.serve(self.rest, request, target)
+        if name == "finalize" and kind.key == ("", "namespaces") and method == "PUT":
+            return await self.rest.update(request, target, lambda _: read_object(request))
+        if name == "token" and kind.key == ("", "serviceaccounts") and method == "POST":
+            uid = self.rest.entry(target).uid
+            return reviews.token(target.name, target.namespace, read_object(request), uid, self.clock)
         if kind.key == ("", "pods") and method == "POST":
             if name == "binding":
                 return pods.bind(self.rest, request, target, read_object(request))

@@ -38,12 +38,7 @@ def read_config(request: Request, target: Target) -> Json:
             400, "BadRequest", "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required "
             "for apply patch",
         )  # fmt: skip
-    try:
-        config = yaml.safe_load(request.body) if not request.body.lstrip().startswith(b"{") else msgspec.json.decode(
-            request.body
-        )
-    except (yaml.YAMLError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"error decoding YAML: {error}") from None
+    config = yaml_or_json(request.body)
     if not isinstance(config, dict):
         raise bad_request("the applied configuration must be an object")
     kind = target.kind
@@ -56,6 +51,14 @@ def read_config(request: Request, target: Target) -> Json:
     if target.namespace:
         meta.setdefault("namespace", target.namespace)
     return config
+
+
+def yaml_or_json(body: bytes) -> Any:
+    """Decode a body in either format. Raises 400."""
+    try:
+        return msgspec.json.decode(body) if body.lstrip().startswith(b"{") else yaml.safe_load(body)
+    except (yaml.YAMLError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"error decoding YAML: {error}") from None
 
 
 def first(config: Json, request: Request, kind: Kind, clock: Clock) -> Json:

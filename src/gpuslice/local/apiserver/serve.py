@@ -9,7 +9,6 @@ import asyncio
 import base64
 import os
 import secrets
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,13 +19,11 @@ import uvicorn
 import yaml
 
 from gpuslice.clock import Clock
-from gpuslice.errors import InputError
 from gpuslice.local.apiserver.app import ApiServer
 from gpuslice.local.apiserver.certificates import Certificates, issue
+from gpuslice.observe.serving import KEEP_ALIVE_SECONDS, listen
 
 SHUTDOWN_SECONDS = 2
-KEEP_ALIVE_SECONDS = 120
-"""Longer than Go's idle timeout of 90 s, so that the client is the one who closes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ async def serving(
     certificates = issue(clock)
     token = secrets.token_urlsafe(32)
     server.token = token
-    listener = _listen(host, port)
+    listener = listen(host, port)
     bound = listener.getsockname()[1]
     endpoint = Endpoint(f"https://{host}:{bound}", token, certificates.authority)
     with tempfile.TemporaryDirectory(prefix="gpuslice-") as folder:
@@ -77,18 +74,6 @@ async def serving(
         server.close_watches()
         await task
         listener.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    return listener
 
 
 def _config(server: ApiServer, certificates: Certificates, folder: Path) -> uvicorn.Config:
