@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import uuid
@@ -14,9 +15,10 @@ import msgspec
 
 from gpuslice.clock import SystemClock, rfc3339
 from gpuslice.errors import NotFound
-from gpuslice.kube.client import Client
+from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import Resource
 from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.transport import LocalTransport
 from gpuslice.local.controllers import run_controllers
 
 Json = dict[str, Any]
@@ -41,18 +43,37 @@ RESOURCES = {
 }
 
 
+class FastClock(SystemClock):
+    """Time that runs `factor` times as fast, so that grace periods and deadlines pass within a test."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+        self._ns, self._monotonic = super().now_ns(), super().monotonic()
+
+    def now_ns(self) -> int:
+        return self._ns + int((super().now_ns() - self._ns) * self.factor)
+
+    def monotonic(self) -> float:
+        return self._monotonic + (super().monotonic() - self._monotonic) * self.factor
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds / self.factor)
+
+
 class World:
     """Verbs over JSON, as a user of kubectl has them, and the pods' fate in the test's hands."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, clock: FastClock) -> None:
         self.server = server
         self.transport = server.transport()
-        self.clock = SystemClock()
+        self.clock = clock
         self.wakes: set[asyncio.Event] = set()
         self.pods_created = 0
         self.pods_deleted: list[str] = []
         self.decide: Callable[[Json], str] = lambda pod: "ready"
         """What becomes of a new pod: "ready", "pending", "running", "succeeded", "failed"."""
+        self.refuses: Callable[[str, str], bool] = lambda method, path: False
+        """Which requests of the controllers the server refuses (403), as a quota or a webhook would."""
 
     async def call(self, method: str, path: str, body: object = None, **query: str) -> Json:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -125,10 +146,12 @@ class World:
         return [one["message"] for one in await self.list("Event", None) if one["reason"] == reason]
 
     # --- the kubelet's part -------------------------------------------------------------------------
-    async def mark(self, pod: Json, state: str, exit_code: int = 0) -> None:
+    async def mark(self, pod: Json, state: str) -> None:
         now = rfc3339(self.clock.now_ns())
         ready = "True" if state == "ready" else "False"
-        phase = {"ready": "Running", "running": "Running", "pending": "Pending"}.get(state, state.capitalize())
+        phase = {"ready": "Running", "running": "Running", "pending": "Pending"}.get(
+            state, state.capitalize()
+        )
         condition = {"type": "Ready", "status": ready, "lastTransitionTime": now}
         meta = pod["metadata"]
         path = RESOURCES["Pod"].path(meta["namespace"], meta["name"], "status")
@@ -153,48 +176,58 @@ class World:
             return
         if meta.get("deletionTimestamp"):
             if meta.get("deletionGracePeriodSeconds"):
-                try:
-                    body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+                body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+                with contextlib.suppress(NotFound):
                     await self.call("DELETE", RESOURCES["Pod"].path(meta["namespace"], meta["name"]), body)
-                except (NotFound, AssertionError):
-                    pass
         elif kind == "ADDED":
             state = self.decide(pod)
             if state != "pending":
-                if not pod["spec"].get("nodeName"):
-                    await self.bind(pod)
-                try:
+                with contextlib.suppress(NotFound):
+                    if not pod["spec"].get("nodeName"):
+                        await self.bind(pod)
                     await self.mark(pod, state)
-                except NotFound:
-                    pass
 
-    async def bind(self, pod: Json, node: str = "n1") -> None:
-        meta = pod["metadata"]
-        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    async def bind(self, pod: Json) -> None:
+        """To the node that a DaemonSet's pod names, else to n1."""
+        meta, name = pod["metadata"], "n1"
+        affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+        if required := affinity.get("requiredDuringSchedulingIgnoredDuringExecution"):
+            name = required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
+        target = {"apiVersion": "v1", "kind": "Node", "name": name}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
-        try:
-            await self.call("POST", RESOURCES["Pod"].path(meta["namespace"], meta["name"], "binding"), body)
-        except NotFound:
-            pass
+        await self.call("POST", RESOURCES["Pod"].path(meta["namespace"], meta["name"], "binding"), body)
 
     async def on_other(self, kind: str, item: Json) -> None:
         """Only the wake."""
 
 
+class PickyTransport(LocalTransport):
+    """The controllers' way to the server, through `World.refuses`."""
+
+    def __init__(self, it: World) -> None:
+        super().__init__(it.server)
+        self._it = it
+
+    async def request(self, method: str, path: str, **options: Any) -> Response:
+        if self._it.refuses(method, path):
+            return Response(403, b'{"kind":"Status","message":"quota exceeded","code":403}')
+        return await super().request(method, path, **options)
+
+
 @asynccontextmanager
-async def world(*, kubelet: bool = True, controllers: bool = True) -> AsyncIterator[World]:
-    server = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
+async def world(*, speed: float = 1.0, controllers: bool = True) -> AsyncIterator[World]:
+    """`speed` is how fast the controllers' and the server's time runs."""
+    clock = FastClock(speed)
+    server = ApiServer(clock=clock, new_uid=lambda: str(uuid.uuid4()))
     await server.start()
-    it = World(server)
-    tasks: list[asyncio.Task[None]] = []
-    for kind in ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "Namespace", "Node", "Event"):
-        tasks.append(asyncio.create_task(it.follow(RESOURCES[kind].path(), it.on_other)))
-    if kubelet:
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
-        await it.create(node)
-        tasks.append(asyncio.create_task(it.follow(RESOURCES["Pod"].path(), it.on_pod)))
+    it = World(server, clock)
+    tasks = [
+        asyncio.create_task(it.follow(resource.path(), it.on_pod if kind == "Pod" else it.on_other))
+        for kind, resource in RESOURCES.items()
+    ]
+    await it.create(node("n1"))
     if controllers:
-        tasks.append(asyncio.create_task(start(server)))
+        tasks.append(asyncio.create_task(start(it)))
     try:
         yield it
         for task in tasks:
@@ -206,15 +239,22 @@ async def world(*, kubelet: bool = True, controllers: bool = True) -> AsyncItera
         await server.stop()
 
 
-async def start(server: ApiServer) -> None:
+async def start(it: World) -> None:
+    """All controllers, for ever."""
     ids = itertools.count()
     await run_controllers(
-        Client(server.transport()),
-        clock=SystemClock(),
+        Client(PickyTransport(it)),
+        clock=it.clock,
         new_id=lambda: f"{next(ids):x}-{random.getrandbits(32):x}",
         random=random.random,
         root_ca="the certificate",
     )
+
+
+def node(name: str, **labels: str) -> Json:
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+    meta = {"name": name, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": {"conditions": [ready]}}
 
 
 def template(image: str = "app:1", **labels: str) -> Json:
