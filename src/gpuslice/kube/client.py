@@ -140,16 +140,36 @@ class Client:
         label_selector: str = "",
         field_selector: str = "",
     ) -> Listing[K]:
-        """Read all objects, page by page."""
+        """Read all objects."""
         items: list[K] = []
+        version = ""
+        async for page in self.pages(
+            kind, namespace, label_selector=label_selector, field_selector=field_selector
+        ):
+            items += page.items
+            version = page.resource_version
+        return Listing(items, version)
+
+    async def pages(
+        self,
+        kind: type[K],
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+    ) -> AsyncIterator[Listing[K]]:
+        """Read all objects page by page, so that no more than one page needs to be in memory.
+
+        All pages are of one moment; the version of the last is the one to watch from.
+        """
         query = _query(limit=str(PAGE), labelSelector=label_selector, fieldSelector=field_selector)
         while True:
             body = await self._send("GET", kind.resource.path(namespace), query=query)
             page = _list_decoder(kind).decode(body)
-            items.extend(page.items or ())  # type: ignore[attr-defined]
             meta: _ListMeta = page.metadata  # type: ignore[attr-defined]
+            yield Listing(page.items or [], meta.resource_version)  # type: ignore[attr-defined]
             if not meta.continue_:
-                return Listing(items, meta.resource_version)
+                return
             query["continue"] = meta.continue_
 
     async def watch(

@@ -22,7 +22,7 @@ import structlog
 from gpuslice.clock import Clock
 from gpuslice.errors import ApiError, Gone, Unavailable
 from gpuslice.kube.backoff import Backoff
-from gpuslice.kube.client import Client, WatchEvent
+from gpuslice.kube.client import Client, Listing, WatchEvent
 from gpuslice.kube.wire import KubeObject, ObjectMeta
 
 K = TypeVar("K", bound=KubeObject)
@@ -101,24 +101,40 @@ class Reflector(Generic[K]):
                 await self._clock.sleep(BACKOFF.delay(tries, self._random))
 
     async def _list(self) -> None:
-        listing = await self._client.list(
+        # The first time nothing can have vanished, and pages are handed over as they come: a start then needs
+        # the memory of one page. Later the whole list must be there before anything is known to be gone.
+        first = not self._uids
+        items: list[K] = []
+        version = ""
+        pages = self._client.pages(
             self._kind,
             self._namespace,
             label_selector=self._label_selector,
             field_selector=self._field_selector,
         )
+        async with aclosing(cast("AsyncGenerator[Listing[K], None]", pages)) as stream:
+            async for page in stream:
+                version = page.resource_version
+                if first:
+                    await self._hand_over(page.items)
+                else:
+                    items += page.items
         self._recovered()
-        present = {item.key: item.uid for item in listing.items}
-        # Drops first: what the vanished ones held is free for those that came.
-        for key, uid in list(self._uids.items()):
-            if present.get(key) != uid:
-                self._drop(key, _tombstone(self._kind, key, uid))
-        for number, item in enumerate(listing.items, start=1):
+        if not first:
+            present = {item.key: item.uid for item in items}
+            # Drops first: what the vanished ones held is free for those that came.
+            for key, uid in list(self._uids.items()):
+                if present.get(key) != uid:
+                    self._drop(key, _tombstone(self._kind, key, uid))
+            await self._hand_over(items)
+        self._version = version
+        self.synced.set()
+
+    async def _hand_over(self, items: list[K]) -> None:
+        for number, item in enumerate(items, start=1):
             self._set(item)
             if number % BATCH == 0:
                 await asyncio.sleep(0)
-        self._version = listing.resource_version
-        self.synced.set()
 
     async def _watch(self) -> bool:
         """Hand over changes until the server ends the stream; True if there was at least one event."""
