@@ -19,8 +19,9 @@ import msgspec
 import yaml
 
 from gpuslice.clock import Clock
-from gpuslice.local.apiserver import bootstrap, patching, pods, protobuf, reviews, scale, tables
+from gpuslice.local.apiserver import bootstrap, logs, patching, pods, protobuf, reviews, scale, tables
 from gpuslice.local.apiserver.admission import Admission
+from gpuslice.local.apiserver.definitions import Definitions
 from gpuslice.local.apiserver.discovery import REVIEWS, VERSION, Discovery
 from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
 from gpuslice.local.apiserver.kinds import Registry
@@ -74,6 +75,7 @@ class ApiServer:
         self.tables = Tables(clock)
         self.openapi = OpenApi(self.registry)
         self.namespaces = Namespaces(self.rest)
+        self.definitions = Definitions(self.rest)
         self._database = database
         self._housekeeping: asyncio.Task[None] | None = None
         bootstrap.populate(self.rest, clock, new_uid)
@@ -113,6 +115,7 @@ class ApiServer:
         while True:
             await self.clock.sleep(TICK_SECONDS)
             self.rest.tick()
+            self.definitions.sweep()
             await self.namespaces.sweep()
 
     # --- routes -------------------------------------------------------------------------------------
@@ -148,6 +151,15 @@ class ApiServer:
                 if (group, version, rest[-1]) in REVIEWS and request.method == "POST":
                     return reviews.review(REVIEWS[group, version, rest[-1]], request, read_object(request))
                 return await self._serve(request, self._target(group, version, rest))
+        raise no_such_route()
+
+    def target(self, path: str) -> Target:
+        """What a path under /api or /apis names. Raises 404."""
+        match path.strip("/").split("/"):
+            case ["api", "v1", *rest] if rest:
+                return self._target("", "v1", rest)
+            case ["apis", group, version, *rest] if rest:
+                return self._target(group, version, rest)
         raise no_such_route()
 
     def _target(self, group: str, version: str, parts: list[str]) -> Target:
@@ -219,6 +231,8 @@ class ApiServer:
         if name == "token" and kind.key == ("", "serviceaccounts") and method == "POST":
             uid = self.rest.entry(target).uid
             return reviews.token(target.name, target.namespace, read_object(request), uid, self.clock)
+        if kind.key == ("", "pods") and name == "log" and method == "GET":
+            return await logs.serve(self.rest, self.kubelets, request, target)
         if kind.key == ("", "pods") and method == "POST":
             if name == "binding":
                 return pods.bind(self.rest, request, target, read_object(request))

@@ -8,6 +8,7 @@ import hmac
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from gpuslice.local.apiserver import execution
 from gpuslice.local.apiserver.http import Reply, Request, Stream, reply
 from gpuslice.local.apiserver.status import unauthorized
 
@@ -43,7 +44,14 @@ def authorized(scope: Any, token: str | None) -> bool:
 
 
 async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) -> None:
-    """Serve one HTTP request."""
+    """Serve one HTTP request or one WebSocket."""
+    if scope["type"] == "websocket":
+        if not authorized(scope, server.token):
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await execution.serve(server, scope, receive, send, read_scope(scope))
+        return
     if scope["type"] != "http":
         return
     if not authorized(scope, server.token):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuslice.clock import Clock, rfc3339
-from gpuslice.local.apiserver import defaults, validation
+from gpuslice.local.apiserver import crd, defaults, validation
 from gpuslice.local.apiserver.kinds import Kind
 from gpuslice.local.apiserver.status import Cause, Json, forbidden, forbidden_field
 from gpuslice.local.apiserver.store import Store
@@ -58,6 +58,8 @@ class Strategy:
         if kind.status and kind.key not in KEEPS_STATUS_ON_CREATE:
             obj.pop("status", None)
         defaults.initial_status(kind, obj)
+        if kind.key == crd.KEY:
+            crd.established(obj, rfc3339(self._clock.now_ns()))
         if kind.generation:
             obj["metadata"]["generation"] = 1
 

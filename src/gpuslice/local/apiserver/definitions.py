@@ -1,0 +1,49 @@
+"""CustomResourceDefinitions: creating one adds its kinds to the registry, deleting it takes them out."""
+
+from __future__ import annotations
+
+from gpuslice.local.apiserver import fields
+from gpuslice.local.apiserver.crd import KEY, kinds_of
+from gpuslice.local.apiserver.kinds import Kind
+from gpuslice.local.apiserver.rest import Rest
+from gpuslice.local.apiserver.status import Json
+
+
+class Definitions:
+    """Keeps the registry in step with the CRDs in the store."""
+
+    def __init__(self, rest: Rest) -> None:
+        self._rest = rest
+        self._emptying: list[Kind] = []
+        rest.after.append(self._note)
+
+    def adopt(self) -> None:
+        """Serve the CRDs that a database restored."""
+        for entry in self._rest.store.collection(KEY).in_order():
+            self._serve(entry.decode())
+
+    def _note(self, kind: Kind, before: Json | None, after: Json | None) -> None:
+        if kind.key != KEY:
+            return
+        if before is not None and (after is None or before.get("spec") != after.get("spec")):
+            for one in kinds_of(before):
+                self._rest.registry.remove(one)
+                if after is None:
+                    self._emptying.append(one)
+        if after is not None and (before is None or before.get("spec") != after.get("spec")):
+            self._serve(after)
+
+    def _serve(self, definition: Json) -> None:
+        for kind in kinds_of(definition):
+            self._rest.registry.add(kind)
+            custom = kind.custom
+            if custom is not None and custom.selectable:
+                self._rest.collection(kind).selectable = fields.reader(kind.storage, custom.selectable)
+
+    def sweep(self) -> None:
+        """Delete the objects of kinds that are gone, as Kubernetes does."""
+        while self._emptying:
+            kind = self._emptying.pop()
+            for entry in list(self._rest.collection(kind).in_order()):
+                old, last = entry.decode(), entry.decode()
+                self._rest.remove(kind, old, last)
