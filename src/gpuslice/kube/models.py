@@ -1,4 +1,4 @@
-"""The documentation of the Kubernetes API, from the client library's models: what `kubectl explain` prints."""
+"""The documentation of the Kubernetes API, from the client library's models: `kubectl explain` prints it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def documentation(type_name: str) -> Documentation:
     lines = [line.strip() for line in raw.splitlines()]
     text, _, parameters = "\n".join(lines).partition("**parameters**")
     pieces = _FIELD.split(parameters)
-    fields = {
-        key.strip("`"): _flow(value) for key, value in zip(pieces[1::2], pieces[2::2], strict=False)
-    }
+    fields = {key.strip("`"): _flow(value) for key, value in zip(pieces[1::2], pieces[2::2], strict=False)}
     return Documentation(_flow(text), fields)
 
 

@@ -1,9 +1,9 @@
 """The server as one object: routes a request to its verb, owns the store and the housekeeping.
 
-    server = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
-    await server.start()
-    client = kube.client.Client(server.transport())     # in the process
-    uvicorn.Config(server.asgi)                         # or over HTTP (`serve`)
+server = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
+await server.start()
+client = kube.client.Client(server.transport())     # in the process
+uvicorn.Config(server.asgi)                         # or over HTTP (`serve`)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random as _random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,19 @@ import msgspec
 import yaml
 
 from gpuslice.clock import Clock
-from gpuslice.local.apiserver import bootstrap, logs, patching, pods, protobuf, reviews, scale, tables
-from gpuslice.local.apiserver.admission import Admission
+from gpuslice.local.apiserver import (
+    bootstrap,
+    logs,
+    patching,
+    pods,
+    protobuf,
+    reviews,
+    scale,
+    tables,
+    webhookpost,
+)
+from gpuslice.local.apiserver.admission import Admission, Post
+from gpuslice.local.apiserver.database import Database
 from gpuslice.local.apiserver.definitions import Definitions
 from gpuslice.local.apiserver.discovery import REVIEWS, VERSION, Discovery
 from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
@@ -38,8 +49,8 @@ from gpuslice.local.streams import KubeletBackend
 if TYPE_CHECKING:
     from gpuslice.local.apiserver.transport import LocalTransport
 
-TICK_SECONDS = 1.0
-"""How often ended watches and due bookmarks are looked for."""
+TICK_SECONDS = 0.5
+"""How often ended watches, due bookmarks, dying namespaces and unwritten objects are looked for."""
 
 
 class ApiServer:
@@ -52,7 +63,7 @@ class ApiServer:
         new_uid: Callable[[], str],
         random: Callable[[], float] = _random.random,
         database: Path | None = None,
-        webhook_post: Callable[..., Awaitable[bytes]] | None = None,
+        webhook_post: Post = webhookpost.post,
     ) -> None:
         self.clock = clock
         self.kubelets: dict[str, KubeletBackend] = {}
@@ -61,7 +72,7 @@ class ApiServer:
         """The bearer token that HTTP requests must carry; None lets everyone in."""
         self.store = Store()
         self.registry = Registry()
-        self.admission = Admission()
+        self.admission = Admission(self.store, webhook_post, new_uid)
         self.rest = Rest(
             self.store,
             self.registry,
@@ -76,7 +87,13 @@ class ApiServer:
         self.openapi = OpenApi(self.registry)
         self.namespaces = Namespaces(self.rest)
         self.definitions = Definitions(self.rest)
-        self._database = database
+        self.rest.after.append(self.admission.note)
+        self._database: Database | None = None
+        if database is not None:
+            self._database = Database(database, self.store)
+            self._database.load()
+            self.definitions.adopt()
+            self.namespaces.adopt()
         self._housekeeping: asyncio.Task[None] | None = None
         bootstrap.populate(self.rest, clock, new_uid)
 
@@ -92,6 +109,9 @@ class ApiServer:
                 await self._housekeeping
             self._housekeeping = None
         self.close_watches()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
     def close_watches(self) -> None:
         """End every open watch, so that a server can shut down at once."""
@@ -115,8 +135,9 @@ class ApiServer:
         while True:
             await self.clock.sleep(TICK_SECONDS)
             self.rest.tick()
-            self.definitions.sweep()
             await self.namespaces.sweep()
+            if self._database is not None:
+                self._database.flush()
 
     # --- routes -------------------------------------------------------------------------------------
     async def handle(self, request: Request) -> Reply | Stream:
@@ -204,16 +225,20 @@ class ApiServer:
         """GET one object or a collection, or watch it; as a table if the client asks for one."""
         as_table = tables.wanted(request)
         if request.flag("watch"):
-            return self.rest.watch(request, target, self.tables.renderer(request, target.kind) if as_table else None)
+            return self.rest.watch(
+                request, target, self.tables.renderer(request, target.kind) if as_table else None
+            )
         if not as_table:
-            return self.rest.get(target) if target.name else self.rest.list(request, target)
+            return self.rest.get(target) if target.name else self.rest.list_all(request, target)
         if target.name:
             entries = [self.rest.entry(target)]
             meta: Json = {"resourceVersion": str(entries[0].version)}
         else:
             entries, meta = self.rest.select(request, target)
         raws = [entry.raw for entry in entries]
-        return reply(self.tables.table(target.kind, raws, meta, include=request.query.get("includeObject", "")))
+        return reply(
+            self.tables.table(target.kind, raws, meta, include=request.query.get("includeObject", ""))
+        )
 
     async def _subresource(self, request: Request, target: Target) -> Reply | Stream:
         kind, name, method = target.kind, target.subresource, request.method
@@ -253,10 +278,11 @@ def read_object(request: Request) -> Json:
             obj = msgspec.json.decode(body)
         else:
             raise Failure(
-                415, "UnsupportedMediaType",
+                415,
+                "UnsupportedMediaType",
                 f"the body of the request was in an unknown format - accepted media types include: "
                 f"application/json, application/yaml, {protobuf.MEDIA_TYPE}",
-            )  # fmt: skip
+            )
     except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise bad_request(f"couldn't get version/kind; json parse error: {error}") from None
     if not isinstance(obj, dict):

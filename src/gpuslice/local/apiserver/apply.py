@@ -35,15 +35,19 @@ def read_config(request: Request, target: Target) -> Json:
     """The configuration in the body. Raises 400 where Kubernetes does."""
     if not request.manager:
         raise Failure(
-            400, "BadRequest", "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required "
+            400,
+            "BadRequest",
+            'PatchOptions.meta.k8s.io "" is invalid: fieldManager: Required value: is required '
             "for apply patch",
-        )  # fmt: skip
+        )
     config = yaml_or_json(request.body)
     if not isinstance(config, dict):
         raise bad_request("the applied configuration must be an object")
     kind = target.kind
     if config.get("apiVersion") != kind.api_version or config.get("kind") != kind.kind:
-        raise bad_request(f"the applied configuration must be of apiVersion {kind.api_version} and kind {kind.kind}")
+        raise bad_request(
+            f"the applied configuration must be of apiVersion {kind.api_version} and kind {kind.kind}"
+        )
     meta = config.setdefault("metadata", {})
     if meta.get("managedFields"):
         raise bad_request("metadata.managedFields must be nil")
@@ -69,7 +73,9 @@ def first(config: Json, request: Request, kind: Kind, clock: Clock) -> Json:
     return config
 
 
-def merge(live: Json, config: Json, request: Request, kind: Kind, clock: Clock, subresource: str = "") -> Json:
+def merge(
+    live: Json, config: Json, request: Request, kind: Kind, clock: Clock, subresource: str = ""
+) -> Json:
     """What the object becomes. Raises 409 naming every conflict."""
     shape = _shape(kind)
     wanted = extract(config, shape) - NEVER_OWNED
@@ -92,7 +98,9 @@ def merge(live: Json, config: Json, request: Request, kind: Kind, clock: Clock, 
     for owner in others:
         owner.fields -= changing
     merged: Json = _merge(live, {k: v for k, v in config.items() if k != "metadata"}, root, None)
-    meta = {k: v for k, v in config["metadata"].items() if k not in ("name", "namespace", "creationTimestamp")}
+    meta = {
+        k: v for k, v in config["metadata"].items() if k not in ("name", "namespace", "creationTimestamp")
+    }
     merged["metadata"] = _merge(live["metadata"], meta, Type("struct", None, schema.META), None)
     last = mine.fields if mine is not None else set()
     for path in sorted(last - wanted, key=len, reverse=True):
@@ -111,7 +119,9 @@ def merge(live: Json, config: Json, request: Request, kind: Kind, clock: Clock, 
 def _shape(kind: Kind) -> Struct:
     shape = schema.of_kind(kind)
     if shape is None:
-        raise Failure(415, "UnsupportedMediaType", f"apply is not supported for {kind.resource}: its type is unknown")
+        raise Failure(
+            415, "UnsupportedMediaType", f"apply is not supported for {kind.resource}: its type is unknown"
+        )
     return shape
 
 
@@ -135,7 +145,9 @@ def _conflict(conflicts: list[tuple[Owner, Path]]) -> Failure:
         {"reason": "FieldManagerConflict", "message": f"conflict with {owner.shown()}", "field": shown(path)}
         for owner, path in conflicts
     ]
-    return Failure(409, "Conflict", f"Apply failed with {count}: " + "\n".join(parts), details={"causes": causes})
+    return Failure(
+        409, "Conflict", f"Apply failed with {count}: " + "\n".join(parts), details={"causes": causes}
+    )
 
 
 def _field(kind: Type, name: str) -> tuple[Type, Field | None]:

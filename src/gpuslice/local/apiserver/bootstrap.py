@@ -35,16 +35,24 @@ def populate(rest: Rest, clock: Clock, new_uid: Callable[[], str]) -> None:
         rest.commit(kind, None, {"apiVersion": kind.api_version, "kind": kind.kind, **obj})
 
     for name in NAMESPACES:
-        put("", "namespaces", {
-            "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
-            "spec": {"finalizers": ["kubernetes"]},
-            "status": {"phase": "Active"},
-        })  # fmt: skip
+        put(
+            "",
+            "namespaces",
+            {
+                "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
+                "spec": {"finalizers": ["kubernetes"]},
+                "status": {"phase": "Active"},
+            },
+        )
         put("", "serviceaccounts", {"metadata": {"name": "default", "namespace": name}})
     for name, (value, description) in PRIORITY_CLASSES.items():
-        put("scheduling.k8s.io", "priorityclasses", {
-            "metadata": {"name": name, "generation": 1},
-            "value": value,
-            "description": description,
-            "preemptionPolicy": "PreemptLowerPriority",
-        })  # fmt: skip
+        put(
+            "scheduling.k8s.io",
+            "priorityclasses",
+            {
+                "metadata": {"name": name, "generation": 1},
+                "value": value,
+                "description": description,
+                "preemptionPolicy": "PreemptLowerPriority",
+            },
+        )

@@ -14,17 +14,23 @@ def established(definition: Json, moment: str) -> None:
     definition["status"] = {
         "conditions": [
             {
-                "type": "NamesAccepted", "status": "True", "lastTransitionTime": moment, "reason": "NoConflicts",
+                "type": "NamesAccepted",
+                "status": "True",
+                "lastTransitionTime": moment,
+                "reason": "NoConflicts",
                 "message": "no conflicts found",
             },
             {
-                "type": "Established", "status": "True", "lastTransitionTime": moment,
-                "reason": "InitialNamesAccepted", "message": "the initial names have been accepted",
+                "type": "Established",
+                "status": "True",
+                "lastTransitionTime": moment,
+                "reason": "InitialNamesAccepted",
+                "message": "the initial names have been accepted",
             },
         ],
         "acceptedNames": names,
         "storedVersions": [one["name"] for one in definition["spec"]["versions"] if one.get("storage")],
-    }  # fmt: skip
+    }
 
 
 def kinds_of(definition: Json) -> list[Kind]:
@@ -40,11 +46,15 @@ def kinds_of(definition: Json) -> list[Kind]:
         scale = sub.get("scale")
         columns = tuple(
             Column(
-                column["name"], column.get("type", "string"), column.get("jsonPath", ""), column.get("priority", 0),
-                column.get("description", ""), column.get("format", ""),
+                column["name"],
+                column.get("type", "string"),
+                column.get("jsonPath", ""),
+                column.get("priority", 0),
+                column.get("description", ""),
+                column.get("format", ""),
             )
             for column in one.get("additionalPrinterColumns") or ()
-        )  # fmt: skip
+        )
         found.append(
             Kind(
                 spec["group"],

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
+from gpuslice.local.apiserver import crdschema
 from gpuslice.local.apiserver.kinds import Kind
 from gpuslice.local.apiserver.poddefaults import admit_pod, pod_spec, qos_class
 from gpuslice.local.apiserver.status import Json, invalid, invalid_value
@@ -18,6 +19,9 @@ NODE_PORTS = (30000, 32768)
 
 def apply(kind: Kind, obj: Json) -> None:
     """Fill in the defaults of a kind, in place."""
+    if kind.custom is not None:
+        crdschema.fill(kind.custom.schema, obj)
+        return
     fill = _DEFAULTS.get(kind.key)
     if fill is not None:
         fill(obj)
@@ -126,7 +130,9 @@ def _job(obj: Json) -> None:
 
 def _cronjob(obj: Json) -> None:
     spec = _spec(obj)
-    _set(spec, concurrencyPolicy="Allow", suspend=False, successfulJobsHistoryLimit=3, failedJobsHistoryLimit=1)
+    _set(
+        spec, concurrencyPolicy="Allow", suspend=False, successfulJobsHistoryLimit=3, failedJobsHistoryLimit=1
+    )
     job = spec.setdefault("jobTemplate", {})
     job.setdefault("metadata", {})
     inner = _spec(job)
@@ -248,7 +254,12 @@ def initial_status(kind: Kind, obj: Json) -> None:
         case ("apps", _) if kind.status:
             obj["status"] = {} if kind.kind == "Deployment" else {"replicas": 0}
             if kind.kind == "DaemonSet":
-                names = ("currentNumberScheduled", "numberMisscheduled", "desiredNumberScheduled", "numberReady")
+                names = (
+                    "currentNumberScheduled",
+                    "numberMisscheduled",
+                    "desiredNumberScheduled",
+                    "numberReady",
+                )
                 obj["status"] = dict.fromkeys(names, 0)
         case ("batch", _):
             obj["status"] = {}

@@ -14,7 +14,6 @@ class Definitions:
 
     def __init__(self, rest: Rest) -> None:
         self._rest = rest
-        self._emptying: list[Kind] = []
         rest.after.append(self._note)
 
     def adopt(self) -> None:
@@ -28,8 +27,8 @@ class Definitions:
         if before is not None and (after is None or before.get("spec") != after.get("spec")):
             for one in kinds_of(before):
                 self._rest.registry.remove(one)
-                if after is None:
-                    self._emptying.append(one)
+            if after is None:
+                self._empty(kinds_of(before))
         if after is not None and (before is None or before.get("spec") != after.get("spec")):
             self._serve(after)
 
@@ -40,10 +39,8 @@ class Definitions:
             if custom is not None and custom.selectable:
                 self._rest.collection(kind).selectable = fields.reader(kind.storage, custom.selectable)
 
-    def sweep(self) -> None:
+    def _empty(self, kinds: list[Kind]) -> None:
         """Delete the objects of kinds that are gone, as Kubernetes does."""
-        while self._emptying:
-            kind = self._emptying.pop()
+        for kind in kinds[:1]:
             for entry in list(self._rest.collection(kind).in_order()):
-                old, last = entry.decode(), entry.decode()
-                self._rest.remove(kind, old, last)
+                self._rest.remove(kind, entry.decode(), entry.decode())

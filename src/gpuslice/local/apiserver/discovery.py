@@ -133,16 +133,26 @@ class Discovery:
                 found.append(sub)
         for (of_group, of_version, plural), what in REVIEWS.items():
             if (of_group, of_version) == (group, version):
-                found.append({
-                    "name": plural, "singularName": what.lower(), "namespaced": what.startswith("Local"),
-                    "kind": what, "verbs": ["create"],
-                })  # fmt: skip
+                found.append(
+                    {
+                        "name": plural,
+                        "singularName": what.lower(),
+                        "namespaced": what.startswith("Local"),
+                        "kind": what,
+                        "verbs": ["create"],
+                    }
+                )
         if not found:
             raise no_such_route()
         group_version = f"{group}/{version}" if group else version
-        return reply({
-            "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": found,
-        })  # fmt: skip
+        return reply(
+            {
+                "kind": "APIResourceList",
+                "apiVersion": "v1",
+                "groupVersion": group_version,
+                "resources": found,
+            }
+        )
 
     def _of(self, group: str, version: str) -> list[Kind]:
         return sorted(
@@ -163,8 +173,11 @@ class Discovery:
             for group, versions in of_group.items()
         ]
         body = {
-            "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items,
-        }  # fmt: skip
+            "kind": "APIGroupDiscoveryList",
+            "apiVersion": "apidiscovery.k8s.io/v2",
+            "metadata": {},
+            "items": items,
+        }
         return Reply(encode(body), content_type=AGGREGATED)
 
     def _aggregate(self, group: str, version: str) -> list[Json]:
@@ -194,13 +207,15 @@ class Discovery:
             found.append(one)
         for (of_group, of_version, plural), what in REVIEWS.items():
             if (of_group, of_version) == (group, version):
-                found.append({
-                    "resource": plural,
-                    "responseKind": {"group": group, "version": version, "kind": what},
-                    "scope": "Namespaced" if what.startswith("Local") else "Cluster",
-                    "singularResource": what.lower(),
-                    "verbs": ["create"],
-                })  # fmt: skip
+                found.append(
+                    {
+                        "resource": plural,
+                        "responseKind": {"group": group, "version": version, "kind": what},
+                        "scope": "Namespaced" if what.startswith("Local") else "Cluster",
+                        "singularResource": what.lower(),
+                        "verbs": ["create"],
+                    }
+                )
         return found
 
 

@@ -67,7 +67,12 @@ async def _open(server: ApiServer, request: Request, target: Target) -> ExecSess
     if not command:
         raise bad_request("you must specify at least one command for the container")
     return await kubelet.exec(
-        target.namespace, target.name, container, command, stdin=request.flag("stdin"), tty=request.flag("tty")
+        target.namespace,
+        target.name,
+        container,
+        command,
+        stdin=request.flag("stdin"),
+        tty=request.flag("tty"),
     )
 
 

@@ -15,14 +15,28 @@ ALWAYS = ("metadata.name", "metadata.namespace")
 
 SELECTABLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "pods"): (
-        "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork",
-        "status.phase", "status.podIP", "status.nominatedNodeName",
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.schedulerName",
+        "spec.serviceAccountName",
+        "spec.hostNetwork",
+        "status.phase",
+        "status.podIP",
+        "status.nominatedNodeName",
     ),
     ("", "nodes"): ("spec.unschedulable",),
     ("", "events"): (
-        "involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
-        "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath", "reason",
-        "reportingComponent", "source", "type",
+        "involvedObject.kind",
+        "involvedObject.namespace",
+        "involvedObject.name",
+        "involvedObject.uid",
+        "involvedObject.apiVersion",
+        "involvedObject.resourceVersion",
+        "involvedObject.fieldPath",
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
     ),
     ("", "secrets"): ("type",),
     ("", "namespaces"): ("status.phase",),
@@ -30,7 +44,7 @@ SELECTABLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("apps", "replicasets"): ("status.replicas",),
     ("batch", "jobs"): ("status.successful",),
     ("scheduling.k8s.io", "priorityclasses"): ("globalDefault",),
-}  # fmt: skip
+}
 
 INDEXED: dict[tuple[str, str], str] = {("", "pods"): "spec.nodeName"}
 """The field by which watchers of a kind are indexed: a kubelet's watch costs nothing for other nodes' pods."""
@@ -97,5 +111,7 @@ def check(selector: FieldSelector, storage: tuple[str, str], extra: tuple[str, .
     known = SELECTABLE.get(storage, ())
     for path, _, _ in selector.clauses:
         if path not in ALWAYS and path not in known and path not in extra:
-            raise bad_request(f'Unable to find {what} that match label selector "", field selector "{path}": '
-                              f"field label not supported: {path}")  # fmt: skip
+            raise bad_request(
+                f'Unable to find {what} that match label selector "", field selector "{path}": '
+                f"field label not supported: {path}"
+            )

@@ -174,7 +174,11 @@ def shown(path: Path) -> str:
             text += "." + step[2:]
         elif step.startswith("k:"):
             keys = msgspec.json.decode(step[2:])
-            text += "[" + ",".join(f"{key}={msgspec.json.encode(one).decode()}" for key, one in keys.items()) + "]"
+            text += (
+                "["
+                + ",".join(f"{key}={msgspec.json.encode(one).decode()}" for key, one in keys.items())
+                + "]"
+            )
         else:
             text += f"[={step[2:]}]"
     return text

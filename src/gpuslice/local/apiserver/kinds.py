@@ -95,7 +95,9 @@ class Kind:
 
 
 def _table() -> Iterator[Kind]:
-    def kind(group_version: str, plural: str, name: str, short: str = "", *, all_: bool = False, **more: object) -> Kind:
+    def kind(
+        group_version: str, plural: str, name: str, short: str = "", *, all_: bool = False, **more: object
+    ) -> Kind:
         group, _, version = group_version.rpartition("/")
         return Kind(
             group,
@@ -121,7 +123,13 @@ def _table() -> Iterator[Kind]:
     yield kind(v1, "pods", "Pod", "po", all_=True, status=True, generation="spec", subresources=of_pods)
     yield kind(v1, "podtemplates", "PodTemplate", generation="all")
     yield kind(
-        v1, "replicationcontrollers", "ReplicationController", "rc", all_=True, status=True, generation="spec",
+        v1,
+        "replicationcontrollers",
+        "ReplicationController",
+        "rc",
+        all_=True,
+        status=True,
+        generation="spec",
         scale=scale,
     )
     yield kind(v1, "resourcequotas", "ResourceQuota", "quota", status=True)
@@ -130,13 +138,23 @@ def _table() -> Iterator[Kind]:
     yield kind(v1, "services", "Service", "svc", all_=True, status=True)
     yield kind(apps, "controllerrevisions", "ControllerRevision")
     yield kind(apps, "daemonsets", "DaemonSet", "ds", all_=True, status=True, generation="spec")
-    yield kind(apps, "deployments", "Deployment", "deploy", all_=True, status=True, generation="spec", scale=scale)
-    yield kind(apps, "replicasets", "ReplicaSet", "rs", all_=True, status=True, generation="spec", scale=scale)
-    yield kind(apps, "statefulsets", "StatefulSet", "sts", all_=True, status=True, generation="spec", scale=scale)
+    yield kind(
+        apps, "deployments", "Deployment", "deploy", all_=True, status=True, generation="spec", scale=scale
+    )
+    yield kind(
+        apps, "replicasets", "ReplicaSet", "rs", all_=True, status=True, generation="spec", scale=scale
+    )
+    yield kind(
+        apps, "statefulsets", "StatefulSet", "sts", all_=True, status=True, generation="spec", scale=scale
+    )
     yield kind(batch, "jobs", "Job", all_=True, status=True, generation="spec")
     yield kind(batch, "cronjobs", "CronJob", "cj", all_=True, status=True, generation="spec")
-    yield kind("autoscaling/v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "hpa", all_=True, status=True)
-    yield kind("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", "pdb", status=True, generation="spec")
+    yield kind(
+        "autoscaling/v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "hpa", all_=True, status=True
+    )
+    yield kind(
+        "policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", "pdb", status=True, generation="spec"
+    )
     yield kind("coordination.k8s.io/v1", "leases", "Lease")
     yield kind("events.k8s.io/v1", "events", "Event", "ev", stored_as=("", "events"))
     yield kind("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", generation="all")
@@ -149,7 +167,9 @@ def _table() -> Iterator[Kind]:
     yield kind(rbac, "clusterroles", "ClusterRole", namespaced=False)
     yield kind(rbac, "rolebindings", "RoleBinding")
     yield kind(rbac, "roles", "Role")
-    yield kind("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", "pc", namespaced=False, generation="all")
+    yield kind(
+        "scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", "pc", namespaced=False, generation="all"
+    )
     store = "storage.k8s.io/v1"
     yield kind(store, "csidrivers", "CSIDriver", namespaced=False)
     yield kind(store, "csinodes", "CSINode", namespaced=False)
@@ -158,15 +178,28 @@ def _table() -> Iterator[Kind]:
     yield kind("node.k8s.io/v1", "runtimeclasses", "RuntimeClass", namespaced=False)
     hooks = "admissionregistration.k8s.io/v1"
     yield kind(
-        hooks, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False, generation="all"
+        hooks,
+        "mutatingwebhookconfigurations",
+        "MutatingWebhookConfiguration",
+        namespaced=False,
+        generation="all",
     )
     yield kind(
-        hooks, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", namespaced=False, generation="all"
+        hooks,
+        "validatingwebhookconfigurations",
+        "ValidatingWebhookConfiguration",
+        namespaced=False,
+        generation="all",
     )
     yield kind(
-        "apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", "crd crds",
-        namespaced=False, status=True, generation="spec",
-    )  # fmt: skip
+        "apiextensions.k8s.io/v1",
+        "customresourcedefinitions",
+        "CustomResourceDefinition",
+        "crd crds",
+        namespaced=False,
+        status=True,
+        generation="spec",
+    )
     dra = "resource.k8s.io/v1"
     yield kind(dra, "deviceclasses", "DeviceClass", namespaced=False, generation="spec")
     yield kind(dra, "resourceclaims", "ResourceClaim", status=True)
@@ -177,10 +210,22 @@ def _table() -> Iterator[Kind]:
 BUILT_IN: tuple[Kind, ...] = tuple(_table())
 
 GROUP_ORDER: tuple[str, ...] = (
-    "apps", "events.k8s.io", "batch", "autoscaling", "networking.k8s.io", "policy", "rbac.authorization.k8s.io",
-    "storage.k8s.io", "admissionregistration.k8s.io", "apiextensions.k8s.io", "scheduling.k8s.io",
-    "coordination.k8s.io", "node.k8s.io", "discovery.k8s.io", "resource.k8s.io",
-)  # fmt: skip
+    "apps",
+    "events.k8s.io",
+    "batch",
+    "autoscaling",
+    "networking.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "storage.k8s.io",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "scheduling.k8s.io",
+    "coordination.k8s.io",
+    "node.k8s.io",
+    "discovery.k8s.io",
+    "resource.k8s.io",
+)
 """Built-in groups in kube-apiserver's own order of preference; groups of CRDs follow."""
 
 

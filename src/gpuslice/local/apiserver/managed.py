@@ -22,10 +22,19 @@ from gpuslice.local.apiserver.status import Json, bad_request
 NEVER_OWNED = {("f:apiVersion",), ("f:kind",), ("f:metadata",)} | {
     ("f:metadata", f"f:{name}")
     for name in (
-        "name", "namespace", "creationTimestamp", "selfLink", "uid", "clusterName", "generation", "managedFields",
-        "resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds",
+        "name",
+        "namespace",
+        "creationTimestamp",
+        "selfLink",
+        "uid",
+        "clusterName",
+        "generation",
+        "managedFields",
+        "resourceVersion",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
     )
-}  # fmt: skip
+}
 BEFORE_FIRST_APPLY = "before-first-apply"
 
 
@@ -60,10 +69,14 @@ def read(obj: Json) -> list[Owner]:
         try:
             found.append(
                 Owner(
-                    one.get("manager", ""), one["operation"], one.get("subresource", ""), one.get("apiVersion", ""),
-                    one.get("time", ""), from_v1(one.get("fieldsV1") or {}),
+                    one.get("manager", ""),
+                    one["operation"],
+                    one.get("subresource", ""),
+                    one.get("apiVersion", ""),
+                    one.get("time", ""),
+                    from_v1(one.get("fieldsV1") or {}),
                 )
-            )  # fmt: skip
+            )
         except (KeyError, AttributeError, TypeError):
             raise bad_request("metadata.managedFields is malformed; remove it") from None
     return found
@@ -75,7 +88,11 @@ def write(obj: Json, owners: list[Owner]) -> None:
     for owner in owners:
         if not owner.fields:
             continue
-        entry: Json = {"manager": owner.manager, "operation": owner.operation, "apiVersion": owner.api_version}
+        entry: Json = {
+            "manager": owner.manager,
+            "operation": owner.operation,
+            "apiVersion": owner.api_version,
+        }
         if owner.time:
             entry["time"] = owner.time
         entry |= {"fieldsType": "FieldsV1", "fieldsV1": to_v1(owner.fields)}

@@ -41,8 +41,11 @@ class Namespaces:
         if kind is None or rest.collection(kind).get(name, DEFAULT_ACCOUNT) is not None:
             return
         meta = {
-            "name": DEFAULT_ACCOUNT, "namespace": name, "uid": rest.new_uid(), "creationTimestamp": now(rest.clock),
-        }  # fmt: skip
+            "name": DEFAULT_ACCOUNT,
+            "namespace": name,
+            "uid": rest.new_uid(),
+            "creationTimestamp": now(rest.clock),
+        }
         rest.commit(kind, None, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
 
     async def sweep(self) -> None:
@@ -63,7 +66,9 @@ class Namespaces:
             for entry in entries:
                 target = Target(kinds[0], name, entry.key[1])
                 try:
-                    await rest.delete(Request("DELETE", "", {}), target, DeleteOptions(propagation="Background"))
+                    await rest.delete(
+                        Request("DELETE", "", {}), target, DeleteOptions(propagation="Background")
+                    )
                 except Failure as failure:
                     if failure.status != 404:
                         left = True
@@ -72,10 +77,10 @@ class Namespaces:
             return
         self._dying.discard(name)
         kind = rest.registry.find("", "v1", "namespaces")
-        entry = rest.store.collection(("", "namespaces")).get("", name)
-        if kind is None or entry is None:
+        own = rest.store.collection(("", "namespaces")).get("", name)
+        if kind is None or own is None:
             return
-        old, obj = entry.decode(), entry.decode()
+        old, obj = own.decode(), own.decode()
         obj["spec"].pop("finalizers", None)
         if obj["metadata"].get("finalizers"):
             rest.commit(kind, old, obj)

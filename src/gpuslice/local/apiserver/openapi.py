@@ -44,11 +44,12 @@ class OpenApi:
     def index(self) -> Reply:
         """Every document with a hash of what it is made from, so that clients may cache it."""
         self._forget_old()
-        paths = {}
+        paths: dict[str, list[Kind]] = {}
         for kind in self._registry:
             paths.setdefault(_document(kind), []).append(kind)
         listed = {
-            path: {"serverRelativeURL": f"/openapi/v3/{path}?hash={_hash(kinds)}"} for path, kinds in paths.items()
+            path: {"serverRelativeURL": f"/openapi/v3/{path}?hash={_hash(kinds)}"}
+            for path, kinds in paths.items()
         }
         return Reply(encode({"paths": dict(sorted(listed.items()))}))
 
@@ -88,7 +89,12 @@ def _make(path: str, kinds: list[Kind]) -> Json:
             meta = {"allOf": [{"$ref": _REF + schema.META}]}
             string = {"type": "string"}
             body = dict(kind.custom.schema)
-            body["properties"] = {"apiVersion": string, "kind": string, **(body.get("properties") or {}), "metadata": meta}
+            body["properties"] = {
+                "apiVersion": string,
+                "kind": string,
+                **(body.get("properties") or {}),
+                "metadata": meta,
+            }
             components[name] = {**body, "x-kubernetes-group-version-kind": [gvk]}
             _add(schema.META, components)
             ref = f"#/components/schemas/{name}"
@@ -105,7 +111,11 @@ def _make(path: str, kinds: list[Kind]) -> Json:
         def operation(
             action: str, *, answer: Json = answer, gvk: Json = gvk, body: Json | None = None
         ) -> Json:
-            made: Json = {"x-kubernetes-action": action, "x-kubernetes-group-version-kind": gvk, "responses": answer}
+            made: Json = {
+                "x-kubernetes-action": action,
+                "x-kubernetes-group-version-kind": gvk,
+                "responses": answer,
+            }
             if body is not None:
                 made["parameters"] = [
                     {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
@@ -190,5 +200,3 @@ def _type(kind: Type, components: Json) -> dict[str, Any]:
         case "struct":
             return {"$ref": _REF + kind.struct} if _add(kind.struct, components) else {"type": "object"}
     return dict(_FORMATS[kind.name])
-
-

@@ -36,9 +36,11 @@ def json_patch(target: Any, operations: Any) -> Any:
             where = step.get("path", "")
             what = step.get("op", "")
             raise Failure(
-                422, "Invalid", f"the server rejected our request due to an error in our request: "
+                422,
+                "Invalid",
+                f"the server rejected our request due to an error in our request: "
                 f"{what} operation does not apply: doc is missing path: {where}: {error}",
-            ) from None  # fmt: skip
+            ) from None
     return target
 
 

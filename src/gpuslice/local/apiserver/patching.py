@@ -40,9 +40,11 @@ async def patch(rest: Rest, request: Request, target: Target) -> Reply:
     else:
         known = [JSON_PATCH, MERGE, *([STRATEGIC] if kind.custom is None else []), APPLY]
         raise Failure(
-            415, "UnsupportedMediaType",
-            "the body of the request was in an unknown format - accepted media types include: " + ", ".join(known),
-        )  # fmt: skip
+            415,
+            "UnsupportedMediaType",
+            "the body of the request was in an unknown format - accepted media types include: "
+            + ", ".join(known),
+        )
     return await rest.update(request, target, change)
 
 

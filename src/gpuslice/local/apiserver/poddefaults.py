@@ -118,10 +118,16 @@ def admit_pod(obj: Json, store: Store) -> None:
     tolerations = spec.get("tolerations") or []
     for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         if not any(
-            one.get("key") in (None, "", key) and one.get("effect") in (None, "", "NoExecute") for one in tolerations
+            one.get("key") in (None, "", key) and one.get("effect") in (None, "", "NoExecute")
+            for one in tolerations
         ):
             tolerations.append(
-                {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NOT_READY_SECONDS}
+                {
+                    "key": key,
+                    "operator": "Exists",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": NOT_READY_SECONDS,
+                }
             )
     spec["tolerations"] = tolerations
 
@@ -145,8 +151,10 @@ def _priority(obj: Json, spec: Json, store: Store) -> None:
                 priority, policy = found.get("value", 0), found.get("preemptionPolicy") or policy
     given = spec.get("priority")
     if given is not None and given != priority:
-        why = f"the integer value of priority ({given}) must not be provided in pod spec; priority admission " \
-              f"controller computed {priority} from the given PriorityClass name"  # fmt: skip
+        why = (
+            f"the integer value of priority ({given}) must not be provided in pod spec; priority admission "
+            f"controller computed {priority} from the given PriorityClass name"
+        )
         raise forbidden("", "pods", obj["metadata"].get("name", ""), why)
     spec["priority"] = priority
     spec["preemptionPolicy"] = spec.get("preemptionPolicy") or policy

@@ -60,12 +60,19 @@ def bind(rest: Rest, request: Request, target: Target, binding: Json) -> Reply:
     for field in ("annotations", "labels"):
         if meta.get(field):
             pod["metadata"][field] = {**(pod["metadata"].get(field) or {}), **meta[field]}
-    scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now(rest.clock)}
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "True",
+        "lastProbeTime": None,
+        "lastTransitionTime": now(rest.clock),
+    }
     set_condition(pod.setdefault("status", {}), scheduled)
     if not request.dry_run:
         rest.managers.updated(pod, old, request, kind, "binding", applied=False)
         rest.commit(kind, old, pod)
-    return reply({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201)
+    return reply(
+        {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201
+    )
 
 
 async def evict(rest: Rest, request: Request, target: Target, eviction: Json) -> Reply:
@@ -99,9 +106,11 @@ def _spend_budget(rest: Rest, target: Target, pod: Json, *, dry_run: bool) -> No
             mine.append((entry, budget))
     if len(mine) > 1:
         raise Failure(
-            500, "InternalError", "This pod has more than one PodDisruptionBudget, which the eviction subresource "
+            500,
+            "InternalError",
+            "This pod has more than one PodDisruptionBudget, which the eviction subresource "
             "does not support.",
-        )  # fmt: skip
+        )
     for entry, budget in mine:
         policy = (budget.get("spec") or {}).get("unhealthyPodEvictionPolicy")
         ready = any(
@@ -114,13 +123,18 @@ def _spend_budget(rest: Rest, target: Target, pod: Json, *, dry_run: bool) -> No
         if allowed <= 0:
             name = entry.key[1]
             raise Failure(
-                429, "TooManyRequests",
+                429,
+                "TooManyRequests",
                 "Cannot evict pod as it would violate the pod's disruption budget.",
-                details={"causes": [{
-                    "reason": "DisruptionBudget",
-                    "message": f"The disruption budget {name} needs {desired} healthy pods and has {healthy} currently",
-                }]},
-            )  # fmt: skip
+                details={
+                    "causes": [
+                        {
+                            "reason": "DisruptionBudget",
+                            "message": f"The disruption budget {name} needs {desired} healthy pods and has {healthy} currently",
+                        }
+                    ]
+                },
+            )
 
 
 def _allowance(rest: Rest, namespace: str, budget: Json) -> tuple[int, int, int]:

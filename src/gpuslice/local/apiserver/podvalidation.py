@@ -42,7 +42,9 @@ def _spec(spec: Json, path: str) -> Iterator[Cause]:
         yield unsupported(f"{path}.restartPolicy", spec.get("restartPolicy"), policies)
     grace = spec.get("terminationGracePeriodSeconds")
     if isinstance(grace, int) and grace < 0:
-        yield invalid_value(f"{path}.terminationGracePeriodSeconds", grace, "must be greater than or equal to 0")
+        yield invalid_value(
+            f"{path}.terminationGracePeriodSeconds", grace, "must be greater than or equal to 0"
+        )
     volumes: set[str] = set()
     for index, volume in enumerate(spec.get("volumes") or ()):
         where = f"{path}.volumes[{index}]"
@@ -78,10 +80,15 @@ def _spec(spec: Json, path: str) -> Iterator[Cause]:
         if operator not in ("Equal", "Exists", "Lt", "Gt"):
             yield unsupported(f"{where}.operator", operator, ("Equal", "Exists"))
         if not toleration.get("key") and operator != "Exists":
-            yield invalid_value(f"{where}.operator", operator, "operator must be Exists when `key` is empty, which "
-                                "means \"match all values and all keys\"")  # fmt: skip
+            yield invalid_value(
+                f"{where}.operator",
+                operator,
+                'operator must be Exists when `key` is empty, which means "match all values and all keys"',
+            )
         if operator == "Exists" and toleration.get("value"):
-            yield invalid_value(f"{where}.operator", toleration, "value must be empty when `operator` is 'Exists'")
+            yield invalid_value(
+                f"{where}.operator", toleration, "value must be empty when `operator` is 'Exists'"
+            )
         if toleration.get("effect") not in (None, "", "NoSchedule", "PreferNoSchedule", "NoExecute"):
             effects = ("NoSchedule", "PreferNoSchedule", "NoExecute")
             yield unsupported(f"{where}.effect", toleration["effect"], effects)
@@ -112,7 +119,9 @@ def _container(container: Json, where: str, volumes: set[str]) -> Iterator[Cause
             why = "a valid environment variable name must consist only of printable ASCII characters other than '='"
             yield invalid_value(f"{where}.env[{index}].name", name, why)
         if variable.get("value") and variable.get("valueFrom"):
-            yield invalid_value(f"{where}.env[{index}].valueFrom", "", "may not be specified when `value` is not empty")
+            yield invalid_value(
+                f"{where}.env[{index}].valueFrom", "", "may not be specified when `value` is not empty"
+            )
     mounted: set[str] = set()
     for index, mount in enumerate(container.get("volumeMounts") or ()):
         at = f"{where}.volumeMounts[{index}]"
@@ -211,6 +220,7 @@ def _frozen(spec: Json, *, gated: bool) -> Json:
     rest = {key: value for key, value in spec.items() if key not in free}
     for group in ("containers", "initContainers"):
         rest[group] = [
-            {key: value for key, value in container.items() if key != "image"} for container in spec.get(group) or ()
+            {key: value for key, value in container.items() if key != "image"}
+            for container in spec.get(group) or ()
         ]
     return rest

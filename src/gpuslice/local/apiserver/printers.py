@@ -20,29 +20,53 @@ Cells = Callable[[Json, int], list[Any]]
 COLUMNS: dict[tuple[str, str], str] = {
     ("", "configmaps"): "Name:s* Data:s Age:s",
     ("", "endpoints"): "Name:s* Endpoints:s Age:s",
-    ("", "events"): "Last_Seen:s Type:s Reason:s Object:s Subobject:s1 Source:s1 Message:s First_Seen:s1 Count:s1 "
-                    "Name:s1*",
+    (
+        "",
+        "events",
+    ): "Last_Seen:s Type:s Reason:s Object:s Subobject:s1 Source:s1 Message:s First_Seen:s1 Count:s1 "
+    "Name:s1*",
     ("", "namespaces"): "Name:s* Status:s Age:s",
     ("", "nodes"): "Name:s* Status:s Roles:s Age:s Version:s Internal-IP:s1 External-IP:s1 OS-Image:s1 "
-                   "Kernel-Version:s1 Container-Runtime:s1",
+    "Kernel-Version:s1 Container-Runtime:s1",
     ("", "persistentvolumeclaims"): "Name:s* Status:s Volume:s Capacity:s Access_Modes:s StorageClass:s "
-                                    "VolumeAttributesClass:s Age:s VolumeMode:s1",
-    ("", "persistentvolumes"): "Name:s* Capacity:s Access_Modes:s Reclaim_Policy:s Status:s Claim:s StorageClass:s "
-                               "VolumeAttributesClass:s Reason:s Age:s VolumeMode:s1",
-    ("", "pods"): "Name:s* Ready:s Status:s Restarts:s Age:s IP:s1 Node:s1 Nominated_Node:s1 Readiness_Gates:s1",
-    ("", "replicationcontrollers"): "Name:s* Desired:i Current:i Ready:i Age:s Containers:s1 Images:s1 Selector:s1",
+    "VolumeAttributesClass:s Age:s VolumeMode:s1",
+    (
+        "",
+        "persistentvolumes",
+    ): "Name:s* Capacity:s Access_Modes:s Reclaim_Policy:s Status:s Claim:s StorageClass:s "
+    "VolumeAttributesClass:s Reason:s Age:s VolumeMode:s1",
+    (
+        "",
+        "pods",
+    ): "Name:s* Ready:s Status:s Restarts:s Age:s IP:s1 Node:s1 Nominated_Node:s1 Readiness_Gates:s1",
+    (
+        "",
+        "replicationcontrollers",
+    ): "Name:s* Desired:i Current:i Ready:i Age:s Containers:s1 Images:s1 Selector:s1",
     ("", "secrets"): "Name:s* Type:s Data:s Age:s",
     ("", "services"): "Name:s* Type:s Cluster-IP:s External-IP:s Port(s):s Age:s Selector:s1",
     ("apps", "controllerrevisions"): "Name:s* Controller:s Revision:s Age:s",
-    ("apps", "daemonsets"): "Name:s* Desired:i Current:i Ready:i Up-to-date:i Available:i Node_Selector:s Age:s "
-                            "Containers:s1 Images:s1 Selector:s1",
-    ("apps", "deployments"): "Name:s* Ready:s Up-to-date:s Available:s Age:s Containers:s1 Images:s1 Selector:s1",
+    (
+        "apps",
+        "daemonsets",
+    ): "Name:s* Desired:i Current:i Ready:i Up-to-date:i Available:i Node_Selector:s Age:s "
+    "Containers:s1 Images:s1 Selector:s1",
+    (
+        "apps",
+        "deployments",
+    ): "Name:s* Ready:s Up-to-date:s Available:s Age:s Containers:s1 Images:s1 Selector:s1",
     ("apps", "replicasets"): "Name:s* Desired:i Current:i Ready:i Age:s Containers:s1 Images:s1 Selector:s1",
     ("apps", "statefulsets"): "Name:s* Ready:s Age:s Containers:s1 Images:s1",
     ("batch", "jobs"): "Name:s* Status:s Completions:s Duration:s Age:s Containers:s1 Images:s1 Selector:s1",
-    ("batch", "cronjobs"): "Name:s* Schedule:s Timezone:s Suspend:b Active:i Last_Schedule:s Age:s Containers:s1 "
-                           "Images:s1 Selector:s1",
-    ("policy", "poddisruptionbudgets"): "Name:s* Min_Available:s Max_Unavailable:s Allowed_Disruptions:i Age:s",
+    (
+        "batch",
+        "cronjobs",
+    ): "Name:s* Schedule:s Timezone:s Suspend:b Active:i Last_Schedule:s Age:s Containers:s1 "
+    "Images:s1 Selector:s1",
+    (
+        "policy",
+        "poddisruptionbudgets",
+    ): "Name:s* Min_Available:s Max_Unavailable:s Allowed_Disruptions:i Age:s",
     ("coordination.k8s.io", "leases"): "Name:s* Holder:s Age:s",
     ("networking.k8s.io", "ingresses"): "Name:s* Class:s Hosts:s Address:s Ports:s Age:s",
     ("networking.k8s.io", "networkpolicies"): "Name:s* Pod-Selector:s Age:s",
@@ -53,13 +77,13 @@ COLUMNS: dict[tuple[str, str], str] = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): "Name:s* Created_At:d",
     ("scheduling.k8s.io", "priorityclasses"): "Name:s* Value:i Global-Default:b Age:s PreemptionPolicy:s",
     ("storage.k8s.io", "storageclasses"): "Name:s* Provisioner:s ReclaimPolicy:s VolumeBindingMode:s "
-                                          "AllowVolumeExpansion:s Age:s",
+    "AllowVolumeExpansion:s Age:s",
     ("node.k8s.io", "runtimeclasses"): "Name:s* Handler:s Age:s",
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"): "Name:s* Webhooks:i Age:s",
     ("admissionregistration.k8s.io", "validatingwebhookconfigurations"): "Name:s* Webhooks:i Age:s",
     ("resource.k8s.io", "resourceclaims"): "Name:s* State:s Age:s",
     ("resource.k8s.io", "resourceslices"): "Name:s* Node:s Driver:s Pool:s Age:s",
-}  # fmt: skip
+}
 
 
 def is_bare(storage: tuple[str, str]) -> bool:
@@ -109,7 +133,9 @@ def duration(seconds: int) -> str:
 
 def json_path(obj: Any, path: str) -> list[Any]:
     """The values at a simple JSONPath: `.a.b`, `.a[0]`, `.a[*].b`, `.a['x.y']`, `.a[?(@.t=="R")].s`."""
-    steps = re.findall(r"\.((?:\\.|[\w-])+)|\[(\d+|\*|'[^']*'|\?\(@\.([\w.]+)\s*==\s*[\"']([^\"']*)[\"']\))\]", path)
+    steps = re.findall(
+        r"\.((?:\\.|[\w-])+)|\[(\d+|\*|'[^']*'|\?\(@\.([\w.]+)\s*==\s*[\"']([^\"']*)[\"']\))\]", path
+    )
     values = [obj]
     for name, index, key, wanted in steps:
         found: list[Any] = []
@@ -124,14 +150,18 @@ def json_path(obj: Any, path: str) -> list[Any]:
                 elif index.isdigit():
                     found.extend(value[int(index) : int(index) + 1])
                 elif key:
-                    found.extend(one for one in value if str(json_path(one, "." + key)[:1] or "") == str([wanted]))
+                    found.extend(
+                        one for one in value if str(json_path(one, "." + key)[:1] or "") == str([wanted])
+                    )
         values = [value for value in found if value is not None]
     return values
 
 
 def _containers(spec: Json) -> tuple[str, str]:
     containers = spec.get("containers") or ()
-    return ",".join(one.get("name", "") for one in containers), ",".join(one.get("image", "") for one in containers)
+    return ",".join(one.get("name", "") for one in containers), ",".join(
+        one.get("image", "") for one in containers
+    )
 
 
 def _pairs(labels: Mapping[str, str] | None) -> str:
@@ -243,9 +273,15 @@ def _pod(pod: Json, moment: int) -> list[Any]:
     gates = spec.get("readinessGates") or ()
     met = sum(_true(pod, gate.get("conditionType", "")) for gate in gates)
     return [
-        f"{ready}/{total}", text, again, _born(pod, moment), status.get("podIP") or NONE, spec.get("nodeName") or NONE,
-        status.get("nominatedNodeName") or NONE, f"{met}/{len(gates)}" if gates else NONE,
-    ]  # fmt: skip
+        f"{ready}/{total}",
+        text,
+        again,
+        _born(pod, moment),
+        status.get("podIP") or NONE,
+        spec.get("nodeName") or NONE,
+        status.get("nominatedNodeName") or NONE,
+        f"{met}/{len(gates)}" if gates else NONE,
+    ]
 
 
 def _node(node: Json, moment: int) -> list[Any]:
@@ -264,14 +300,21 @@ def _node(node: Json, moment: int) -> list[Any]:
 
     def address(kind: str) -> str:
         return next(
-            (str(one.get("address")) for one in status.get("addresses") or () if one.get("type") == kind), NONE
+            (str(one.get("address")) for one in status.get("addresses") or () if one.get("type") == kind),
+            NONE,
         )
 
     return [
-        text, ",".join(sorted(roles)) or NONE, _born(node, moment), info.get("kubeletVersion", ""),
-        address("InternalIP"), address("ExternalIP"), info.get("osImage") or UNKNOWN,
-        info.get("kernelVersion") or UNKNOWN, info.get("containerRuntimeVersion") or UNKNOWN,
-    ]  # fmt: skip
+        text,
+        ",".join(sorted(roles)) or NONE,
+        _born(node, moment),
+        info.get("kubeletVersion", ""),
+        address("InternalIP"),
+        address("ExternalIP"),
+        info.get("osImage") or UNKNOWN,
+        info.get("kernelVersion") or UNKNOWN,
+        info.get("containerRuntimeVersion") or UNKNOWN,
+    ]
 
 
 def _event(event: Json, moment: int) -> list[Any]:
@@ -282,19 +325,28 @@ def _event(event: Json, moment: int) -> list[Any]:
     component = source.get("component") or event.get("reportingComponent") or ""
     host = source.get("host")
     return [
-        age(last, moment), event.get("type", ""), event.get("reason", ""),
-        f"{about.get('kind', '').lower()}/{about.get('name', '')}", about.get("fieldPath", ""),
-        f"{component}, {host}" if host else component, (event.get("message") or "").strip(), age(first, moment),
-        str(series.get("count") or event.get("count") or 1), event["metadata"]["name"],
-    ]  # fmt: skip
+        age(last, moment),
+        event.get("type", ""),
+        event.get("reason", ""),
+        f"{about.get('kind', '').lower()}/{about.get('name', '')}",
+        about.get("fieldPath", ""),
+        f"{component}, {host}" if host else component,
+        (event.get("message") or "").strip(),
+        age(first, moment),
+        str(series.get("count") or event.get("count") or 1),
+        event["metadata"]["name"],
+    ]
 
 
 def _deployment(obj: Json, moment: int) -> list[Any]:
     want = (obj.get("spec") or {}).get("replicas") or 0
     return [
-        f"{_count(obj, 'readyReplicas')}/{want}", str(_count(obj, "updatedReplicas")),
-        str(_count(obj, "availableReplicas")), _born(obj, moment), *_template(obj),
-    ]  # fmt: skip
+        f"{_count(obj, 'readyReplicas')}/{want}",
+        str(_count(obj, "updatedReplicas")),
+        str(_count(obj, "availableReplicas")),
+        _born(obj, moment),
+        *_template(obj),
+    ]
 
 
 def _replicas(obj: Json, moment: int) -> list[Any]:
@@ -313,8 +365,12 @@ def _statefulset(obj: Json, moment: int) -> list[Any]:
 
 def _daemonset(obj: Json, moment: int) -> list[Any]:
     names = (
-        "desiredNumberScheduled", "currentNumberScheduled", "numberReady", "updatedNumberScheduled", "numberAvailable",
-    )  # fmt: skip
+        "desiredNumberScheduled",
+        "currentNumberScheduled",
+        "numberReady",
+        "updatedNumberScheduled",
+        "numberAvailable",
+    )
     nodes = (((obj.get("spec") or {}).get("template") or {}).get("spec") or {}).get("nodeSelector")
     return [*(_count(obj, name) for name in names), _pairs(nodes), _born(obj, moment), *_template(obj)]
 
@@ -346,10 +402,14 @@ def _cronjob(obj: Json, moment: int) -> list[Any]:
     last = status.get("lastScheduleTime")
     job = (spec.get("jobTemplate") or {}).get("spec") or {}
     return [
-        spec.get("schedule", ""), spec.get("timeZone") or NONE, bool(spec.get("suspend")),
-        len(status.get("active") or ()), age(last, moment) if last else NONE, _born(obj, moment),
+        spec.get("schedule", ""),
+        spec.get("timeZone") or NONE,
+        bool(spec.get("suspend")),
+        len(status.get("active") or ()),
+        age(last, moment) if last else NONE,
+        _born(obj, moment),
         *_template({"spec": job}),
-    ]  # fmt: skip
+    ]
 
 
 def _service(obj: Json, moment: int) -> list[Any]:
@@ -366,9 +426,13 @@ def _service(obj: Json, moment: int) -> list[Any]:
         node = f":{one['nodePort']}" if one.get("nodePort") else ""
         ports.append(f"{one.get('port')}{node}/{one.get('protocol', 'TCP')}")
     return [
-        kind, spec.get("clusterIP") or NONE, external, ",".join(ports) or NONE, _born(obj, moment),
+        kind,
+        spec.get("clusterIP") or NONE,
+        external,
+        ",".join(ports) or NONE,
+        _born(obj, moment),
         _pairs(spec.get("selector")),
-    ]  # fmt: skip
+    ]
 
 
 def _budget(obj: Json, moment: int) -> list[Any]:
@@ -382,7 +446,12 @@ def _budget(obj: Json, moment: int) -> list[Any]:
 
 
 def _modes(spec: Json) -> str:
-    short = {"ReadWriteOnce": "RWO", "ReadOnlyMany": "ROX", "ReadWriteMany": "RWX", "ReadWriteOncePod": "RWOP"}
+    short = {
+        "ReadWriteOnce": "RWO",
+        "ReadOnlyMany": "ROX",
+        "ReadWriteMany": "RWX",
+        "ReadWriteOncePod": "RWOP",
+    }
     return ",".join(short.get(mode, mode) for mode in spec.get("accessModes") or ())
 
 
@@ -390,20 +459,32 @@ def _claim(obj: Json, moment: int) -> list[Any]:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     text = "Terminating" if obj["metadata"].get("deletionTimestamp") else status.get("phase", "")
     return [
-        text, spec.get("volumeName", ""), (status.get("capacity") or {}).get("storage", ""), _modes(status),
-        spec.get("storageClassName") or "", "<unset>", _born(obj, moment), spec.get("volumeMode") or "<unset>",
-    ]  # fmt: skip
+        text,
+        spec.get("volumeName", ""),
+        (status.get("capacity") or {}).get("storage", ""),
+        _modes(status),
+        spec.get("storageClassName") or "",
+        "<unset>",
+        _born(obj, moment),
+        spec.get("volumeMode") or "<unset>",
+    ]
 
 
 def _volume(obj: Json, moment: int) -> list[Any]:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     claim = spec.get("claimRef") or {}
     return [
-        (spec.get("capacity") or {}).get("storage", ""), _modes(spec), spec.get("persistentVolumeReclaimPolicy", ""),
-        status.get("phase", ""), f"{claim.get('namespace')}/{claim.get('name')}" if claim else "",
-        spec.get("storageClassName") or "", "<unset>", status.get("reason", ""), _born(obj, moment),
+        (spec.get("capacity") or {}).get("storage", ""),
+        _modes(spec),
+        spec.get("persistentVolumeReclaimPolicy", ""),
+        status.get("phase", ""),
+        f"{claim.get('namespace')}/{claim.get('name')}" if claim else "",
+        spec.get("storageClassName") or "",
+        "<unset>",
+        status.get("reason", ""),
+        _born(obj, moment),
         spec.get("volumeMode") or "<unset>",
-    ]  # fmt: skip
+    ]
 
 
 def _ingress(obj: Json, moment: int) -> list[Any]:
@@ -422,9 +503,12 @@ def _role_binding(obj: Json, moment: int) -> list[Any]:
 
 def _storage_class(obj: Json, moment: int) -> list[Any]:
     return [
-        obj.get("provisioner", ""), obj.get("reclaimPolicy") or "Delete", obj.get("volumeBindingMode") or "Immediate",
-        bool(obj.get("allowVolumeExpansion")), _born(obj, moment),
-    ]  # fmt: skip
+        obj.get("provisioner", ""),
+        obj.get("reclaimPolicy") or "Delete",
+        obj.get("volumeBindingMode") or "Immediate",
+        bool(obj.get("allowVolumeExpansion")),
+        _born(obj, moment),
+    ]
 
 
 def _namespace(obj: Json, moment: int) -> list[Any]:
@@ -446,9 +530,11 @@ def _lease(obj: Json, moment: int) -> list[Any]:
 
 def _priority(obj: Json, moment: int) -> list[Any]:
     return [
-        obj.get("value", 0), bool(obj.get("globalDefault")), _born(obj, moment),
+        obj.get("value", 0),
+        bool(obj.get("globalDefault")),
+        _born(obj, moment),
         obj.get("preemptionPolicy") or "PreemptLowerPriority",
-    ]  # fmt: skip
+    ]
 
 
 def _webhooks(obj: Json, moment: int) -> list[Any]:
@@ -490,9 +576,11 @@ def _resource_claim(obj: Json, moment: int) -> list[Any]:
 def _resource_slice(obj: Json, moment: int) -> list[Any]:
     spec = obj.get("spec") or {}
     return [
-        spec.get("nodeName") or "", spec.get("driver", ""), (spec.get("pool") or {}).get("name", ""),
+        spec.get("nodeName") or "",
+        spec.get("driver", ""),
+        (spec.get("pool") or {}).get("name", ""),
         _born(obj, moment),
-    ]  # fmt: skip
+    ]
 
 
 CELLS: dict[tuple[str, str], Cells] = {
@@ -518,7 +606,8 @@ CELLS: dict[tuple[str, str], Cells] = {
     ("coordination.k8s.io", "leases"): _lease,
     ("networking.k8s.io", "ingresses"): _ingress,
     ("networking.k8s.io", "networkpolicies"): lambda obj, moment: [
-        selector_text((obj.get("spec") or {}).get("podSelector")) or NONE, _born(obj, moment)
+        selector_text((obj.get("spec") or {}).get("podSelector")) or NONE,
+        _born(obj, moment),
     ],
     ("rbac.authorization.k8s.io", "clusterrolebindings"): _role_binding,
     ("rbac.authorization.k8s.io", "rolebindings"): _role_binding,
@@ -532,4 +621,4 @@ CELLS: dict[tuple[str, str], Cells] = {
     ("admissionregistration.k8s.io", "validatingwebhookconfigurations"): _webhooks,
     ("resource.k8s.io", "resourceclaims"): _resource_claim,
     ("resource.k8s.io", "resourceslices"): _resource_slice,
-}  # fmt: skip
+}

@@ -1,8 +1,8 @@
-"""Kubernetes' protobuf bodies, read into JSON objects.
+r"""Kubernetes' protobuf bodies, read into JSON objects.
 
 Go clients prefer protobuf for what they write (kubectl's `create deployment`, `drain`, `auth can-i`) and
 do not fall back when it is refused. They accept JSON answers, so only reading is needed.
-Format: the four bytes "k8s\\0", then a `runtime.Unknown` whose `raw` is the object's own message.
+Format: the four bytes "k8s\0", then a `runtime.Unknown` whose `raw` is the object's own message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def read(body: bytes) -> Json:
     """The object in a protobuf body. Raises 400 if it is malformed or of an unknown type."""
     if not body.startswith(_MAGIC):
-        raise bad_request("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")
+        raise bad_request(
+            "provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]"
+        )
     try:
         api_version = kind = ""
         raw = b""

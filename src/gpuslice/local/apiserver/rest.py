@@ -133,7 +133,7 @@ class Rest:
             return page, meta
         return entries, meta
 
-    def list(self, request: Request, target: Target) -> Reply:
+    def list_all(self, request: Request, target: Target) -> Reply:
         """GET a collection."""
         entries, meta = self.select(request, target)
         kind = target.kind
@@ -141,7 +141,9 @@ class Rest:
         head = f'{{"kind":"{kind.kind}List","apiVersion":"{kind.api_version}","metadata":'.encode()
         return Reply(b"".join((head, encode(meta), b',"items":[', items, b"]}")))
 
-    def _selectors(self, request: Request, kind: Kind) -> tuple[selectors.LabelSelector, selectors.FieldSelector]:
+    def _selectors(
+        self, request: Request, kind: Kind
+    ) -> tuple[selectors.LabelSelector, selectors.FieldSelector]:
         labels = selectors.parse_labels(request.query.get("labelSelector", ""))
         chosen = selectors.parse_fields(request.query.get("fieldSelector", ""))
         if chosen.clauses:
@@ -156,7 +158,9 @@ class Rest:
             return collection.in_order(namespace)
         version = _version(asked)
         if version > self.store.version:
-            raise Failure(504, "Timeout", f"Too large resource version: {version}, current: {self.store.version}")
+            raise Failure(
+                504, "Timeout", f"Too large resource version: {version}, current: {self.store.version}"
+            )
         if request.query.get("resourceVersionMatch") == "Exact":
             return collection.as_of(version, namespace)
         return collection.in_order(namespace)
@@ -180,9 +184,15 @@ class Rest:
                 return frame(type_, self.raw(kind, raw))
 
         watcher = Watcher(
-            kind, target.namespace, labels, chosen, indexed=fields.INDEXED.get(kind.storage, ""), render=render,
-            bookmarks=request.flag("allowWatchBookmarks"), tables=tables,
-        )  # fmt: skip
+            kind,
+            target.namespace,
+            labels,
+            chosen,
+            indexed=fields.INDEXED.get(kind.storage, ""),
+            render=render,
+            bookmarks=request.flag("allowWatchBookmarks"),
+            tables=tables,
+        )
         asked = request.query.get("resourceVersion", "")
         initial = request.query.get("sendInitialEvents")
         past = []
@@ -311,7 +321,13 @@ class Rest:
         return Reply(self.raw(kind, entry.raw), 201)
 
     async def update(
-        self, request: Request, target: Target, change: Change, *, created: Json | None = None, applied: bool = False
+        self,
+        request: Request,
+        target: Target,
+        change: Change,
+        *,
+        created: Json | None = None,
+        applied: bool = False,
     ) -> Reply:
         """Change one object (PUT or PATCH, also of its subresources)."""
         kind = target.kind
@@ -376,9 +392,16 @@ class Rest:
         if given and given != was["resourceVersion"]:
             raise conflict(kind.group, kind.plural, target.name, MODIFIED)
         for name in (
-            "name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
-            "generation", "generateName", "resourceVersion",
-        ):  # fmt: skip
+            "name",
+            "namespace",
+            "uid",
+            "creationTimestamp",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "generation",
+            "generateName",
+            "resourceVersion",
+        ):
             if name in was:
                 meta[name] = was[name]
             else:
@@ -429,13 +452,19 @@ class Rest:
         entry = self.entry(target)
         if self.admission.concerns(kind, "DELETE", ""):
             old = entry.decode()
-            await self.admission.mutate(Operation(request, kind, "DELETE", "", None, old, dry_run=options.dry_run))
-            await self.admission.validate(Operation(request, kind, "DELETE", "", None, old, dry_run=options.dry_run))
+            await self.admission.mutate(
+                Operation(request, kind, "DELETE", "", None, old, dry_run=options.dry_run)
+            )
+            await self.admission.validate(
+                Operation(request, kind, "DELETE", "", None, old, dry_run=options.dry_run)
+            )
             entry = self.entry(target)
         old, obj = entry.decode(), entry.decode()
         meta = obj["metadata"]
         if options.uid is not None and options.uid != meta["uid"]:
-            why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {meta['uid']}"
+            why = (
+                f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {meta['uid']}"
+            )
             raise conflict(kind.group, kind.plural, target.name, why)
         if options.version is not None and options.version != meta["resourceVersion"]:
             why = (
@@ -472,7 +501,9 @@ class Rest:
                     raise
         kind = target.kind
         items = [convert(kind, entry.decode()) for entry in entries]
-        return reply({"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": meta, "items": items})
+        return reply(
+            {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": meta, "items": items}
+        )
 
 
 def _may_go(obj: Json) -> bool:

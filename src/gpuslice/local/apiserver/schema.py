@@ -67,7 +67,18 @@ class Struct:
     """Keeps fields that it does not know (x-kubernetes-preserve-unknown-fields)."""
 
 
-_SCALARS = {"string", "integer", "boolean", "number", "bytes", "time", "microtime", "quantity", "intorstring", "any"}
+_SCALARS = {
+    "string",
+    "integer",
+    "boolean",
+    "number",
+    "bytes",
+    "time",
+    "microtime",
+    "quantity",
+    "intorstring",
+    "any",
+}
 ANY = Type("any")
 
 
@@ -193,9 +204,14 @@ def from_json_schema(schema: Json) -> Type:
 
 
 _GO = {
-    "string": "string", "integer": "int32", "boolean": "bool", "number": "float64", "bytes": "[]uint8",
-    "list": "[]", "map": "map[string]string",
-}  # fmt: skip
+    "string": "string",
+    "integer": "int32",
+    "boolean": "bool",
+    "number": "float64",
+    "bytes": "[]uint8",
+    "list": "[]",
+    "map": "map[string]string",
+}
 _BYTES = re.compile(rb"(?:[A-Za-z0-9+/\s]*)={0,2}\s*")
 
 
@@ -307,4 +323,6 @@ def _wrong(value: Any, owner: Struct, path: str, kind: Type, what: str) -> Excep
         go = f"[]{kind.of.struct.rpartition('.')[2] or _GO.get(kind.of.name, kind.of.name)}"
     name = owner.name.rpartition(".")[2] or "Object"
     have = _JSON_NAMES.get(type(value), "null")
-    return bad_request(f"{what}: json: cannot unmarshal {have} into Go struct field {name}.{plain} of type {go}")
+    return bad_request(
+        f"{what}: json: cannot unmarshal {have} into Go struct field {name}.{plain} of type {go}"
+    )

@@ -78,7 +78,9 @@ def parse_labels(text: str) -> LabelSelector:
             raise bad_request(f"unable to parse requirement: found {rest!r}, expected: identifier")
         rest = rest[found.end() :].lstrip()
         if rest and not rest.startswith(","):
-            raise bad_request(f"unable to parse requirement: found {rest!r}, expected: ',' or 'end of string'")
+            raise bad_request(
+                f"unable to parse requirement: found {rest!r}, expected: ',' or 'end of string'"
+            )
         rest = rest[1:].lstrip()
     return LabelSelector(tuple(clauses))
 
@@ -90,7 +92,8 @@ def label_selector(selector: Mapping[str, Any] | None) -> LabelSelector:
     """The predicate of a `metav1.LabelSelector` object; an empty one matches everything."""
     selector = selector or {}
     clauses = [
-        Requirement(key, "in", frozenset((value,))) for key, value in (selector.get("matchLabels") or {}).items()
+        Requirement(key, "in", frozenset((value,)))
+        for key, value in (selector.get("matchLabels") or {}).items()
     ]
     clauses += [
         Requirement(

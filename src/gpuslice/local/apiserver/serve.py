@@ -1,6 +1,6 @@
 """HTTPS for kubectl: uvicorn inside our own task group, a certificate of our own, a bearer token.
 
-    async with serving(server, port=0, kubeconfig=path, clock=clock) as endpoint: ...
+async with serving(server, port=0, kubeconfig=path, clock=clock) as endpoint: ...
 """
 
 from __future__ import annotations
@@ -106,17 +106,19 @@ def write_kubeconfig(path: Path, endpoint: Endpoint, *, name: str = "gpuslice") 
     content = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{
-            "name": name,
-            "cluster": {
-                "server": endpoint.url,
-                "certificate-authority-data": base64.b64encode(endpoint.authority).decode(),
-            },
-        }],
+        "clusters": [
+            {
+                "name": name,
+                "cluster": {
+                    "server": endpoint.url,
+                    "certificate-authority-data": base64.b64encode(endpoint.authority).decode(),
+                },
+            }
+        ],
         "users": [{"name": name, "user": {"token": endpoint.token}}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "default"}}],
         "current-context": name,
-    }  # fmt: skip
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

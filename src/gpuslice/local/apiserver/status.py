@@ -53,7 +53,9 @@ def duplicate(field: str, value: object) -> Cause:
 def unsupported(field: str, value: object, known: Sequence[str]) -> Cause:
     """The value is not one of an enumeration."""
     names = ", ".join(f'"{name}"' for name in sorted(known))
-    return Cause(field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {names}")
+    return Cause(
+        field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {names}"
+    )
 
 
 def not_found_value(field: str, value: object) -> Cause:
@@ -66,7 +68,7 @@ def shown(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class Failure(ApiError):
+class Failure(ApiError):  # noqa: N818 - named as the Status it becomes
     """A request that is refused; becomes a `metav1.Status` with an HTTP code."""
 
     def __init__(self, code: int, reason: str, message: str, *, details: Json | None = None) -> None:

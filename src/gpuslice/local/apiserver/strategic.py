@@ -19,7 +19,8 @@ def strategic_merge(target: Json, patch: Json, shape: Struct | None) -> Json:
     """Merge a patch into an object of a type. May change both. Raises 400 for unknown directives."""
     directive = patch.pop(_PATCH, "merge")
     if directive == "replace":
-        return _plain(patch)
+        replaced: Json = _plain(patch)
+        return replaced
     if directive == "delete":
         return {}
     if directive != "merge":
@@ -88,7 +89,9 @@ def _merge_list(target: list[Any], patch: list[Any], field: Field) -> list[Any]:
     for one in patch:
         if not isinstance(one, dict) or key not in one:
             raise bad_request(f"map: {one} does not contain declared merge key: {key}")
-        matches = [index for index, item in enumerate(result) if isinstance(item, dict) and item.get(key) == one[key]]
+        matches = [
+            index for index, item in enumerate(result) if isinstance(item, dict) and item.get(key) == one[key]
+        ]
         if one.get(_PATCH) == "delete":
             result = [item for index, item in enumerate(result) if index not in matches]
         elif matches:
@@ -100,6 +103,7 @@ def _merge_list(target: list[Any], patch: list[Any], field: Field) -> list[Any]:
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
     """Items named in `order` in that order; each other item stays behind the one it followed."""
+
     def identity(item: Any) -> Any:
         return item.get(key) if key and isinstance(item, dict) else item
 

@@ -15,7 +15,12 @@ from gpuslice.local.apiserver.store import Store
 
 SYSTEM_NAMESPACES = ("default", "kube-system", "kube-public")
 KEEPS_STATUS_ON_CREATE = {("", "nodes"), ("", "persistentvolumeclaims")}
-METADATA_THROUGH_STATUS = {("", "pods"), ("", "nodes"), ("", "persistentvolumes"), ("", "persistentvolumeclaims")}
+METADATA_THROUGH_STATUS = {
+    ("", "pods"),
+    ("", "nodes"),
+    ("", "persistentvolumes"),
+    ("", "persistentvolumeclaims"),
+}
 """Kinds whose status subresource lets labels and annotations through (kubelets rely on it)."""
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """Characters of generated names: no vowels, nothing that looks alike."""
@@ -99,7 +104,9 @@ class Strategy:
         if kind.generation == "spec":
             return new.get("spec") != old.get("spec")
         skip = ("metadata", "status")
-        return {k: v for k, v in new.items() if k not in skip} != {k: v for k, v in old.items() if k not in skip}
+        return {k: v for k, v in new.items() if k not in skip} != {
+            k: v for k, v in old.items() if k not in skip
+        }
 
     def validate(self, kind: Kind, obj: Json, old: Json | None, subresource: str) -> list[Cause]:
         """Every field that is wrong."""
@@ -115,7 +122,9 @@ class Strategy:
         """Set deletionTimestamp, grace period and the finalizers of the propagation policy."""
         meta = obj["metadata"]
         seconds = self._grace(kind, obj, grace)
-        finalizers = [name for name in meta.get("finalizers") or () if name not in ("orphan", "foregroundDeletion")]
+        finalizers = [
+            name for name in meta.get("finalizers") or () if name not in ("orphan", "foregroundDeletion")
+        ]
         if propagation == "Orphan":
             finalizers.append("orphan")
         elif propagation == "Foreground":

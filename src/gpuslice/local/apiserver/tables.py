@@ -58,7 +58,8 @@ class Tables:
             if not kind.custom.columns:
                 return [first, _column("Age", "date")]
             return [first] + [
-                _column(one.name, one.type, one.priority, one.format, one.description) for one in kind.custom.columns
+                _column(one.name, one.type, one.priority, one.format, one.description)
+                for one in kind.custom.columns
             ]
         found = []
         for text in printers.COLUMNS.get(kind.storage, "Name:s* Age:s").split():
@@ -90,22 +91,32 @@ class Tables:
         if kind.custom is not None:
             columns = kind.custom.columns
             if columns:
-                return lambda obj, moment: [obj["metadata"]["name"]] + [
-                    _custom_cell(obj, column, moment) for column in columns
-                ]
+                return lambda obj, moment: (
+                    [obj["metadata"]["name"]] + [_custom_cell(obj, column, moment) for column in columns]
+                )
             return lambda obj, moment: [obj["metadata"]["name"], obj["metadata"].get("creationTimestamp")]
         found = printers.CELLS.get(kind.storage)
         if found is None:
-            return lambda obj, moment: [obj["metadata"]["name"], age(obj["metadata"].get("creationTimestamp"), moment)]
+            return lambda obj, moment: [
+                obj["metadata"]["name"],
+                age(obj["metadata"].get("creationTimestamp"), moment),
+            ]
         rows = found
-        return lambda obj, moment: [obj["metadata"]["name"], *rows(obj, moment)] if not printers.is_bare(kind.storage) \
-            else rows(obj, moment)  # fmt: skip
+        return lambda obj, moment: (
+            [obj["metadata"]["name"], *rows(obj, moment)]
+            if not printers.is_bare(kind.storage)
+            else rows(obj, moment)
+        )
 
 
 def _column(name: str, type_: str, priority: int = 0, format_: str = "", description: str = "") -> Json:
     return {
-        "name": name, "type": type_, "format": format_, "description": description or name, "priority": priority,
-    }  # fmt: skip
+        "name": name,
+        "type": type_,
+        "format": format_,
+        "description": description or name,
+        "priority": priority,
+    }
 
 
 def _row_object(kind: Kind, obj: Json, include: str) -> Json:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from gpuslice.local.apiserver import crdschema
 from gpuslice.local.apiserver.kinds import Kind
 from gpuslice.local.apiserver.podvalidation import pod_spec, pod_update
 from gpuslice.local.apiserver.selectors import label_selector
@@ -33,6 +34,8 @@ _LABEL_NAMED = {("", "namespaces"), ("", "services")}
 def check(kind: Kind, obj: Json, old: Json | None, subresource: str) -> list[Cause]:
     """Every wrong field of an object; `old` is what it replaces."""
     causes = _metadata(kind, obj["metadata"], old)
+    if kind.custom is not None:
+        return causes + list(crdschema.check(kind.custom.schema, obj, ""))
     if subresource == "status":
         return causes
     rule = _RULES.get(kind.key)
@@ -124,8 +127,10 @@ def _template(spec: Json, *, policies: tuple[str, ...] = ("Always",)) -> list[Ca
 def _replicated(obj: Json, old: Json | None) -> list[Cause]:
     spec = obj["spec"]
     causes = _not_negative(spec, "replicas", "minReadySeconds", "revisionHistoryLimit")
-    if old is None or old["spec"].get("template") != spec.get("template") or old["spec"].get("selector") != spec.get(
-        "selector"
+    if (
+        old is None
+        or old["spec"].get("template") != spec.get("template")
+        or old["spec"].get("selector") != spec.get("selector")
     ):
         causes += _template(spec)
     if old is not None and old["spec"].get("selector") != spec.get("selector"):
@@ -145,13 +150,20 @@ def _deployment(obj: Json, old: Json | None) -> list[Cause]:
 
 
 def _statefulset(obj: Json, old: Json | None) -> list[Cause]:
-    causes = _replicated(obj, None if old is None else {**old, "spec": {**old["spec"], "selector": obj["spec"].get(
-        "selector")}})
+    causes = _replicated(
+        obj,
+        None if old is None else {**old, "spec": {**old["spec"], "selector": obj["spec"].get("selector")}},
+    )
     if old is not None:
         may = {
-            "replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit",
-            "persistentVolumeClaimRetentionPolicy", "minReadySeconds",
-        }  # fmt: skip
+            "replicas",
+            "ordinals",
+            "template",
+            "updateStrategy",
+            "revisionHistoryLimit",
+            "persistentVolumeClaimRetentionPolicy",
+            "minReadySeconds",
+        }
         if _without(obj["spec"], may) != _without(old["spec"], may):
             why = (
                 "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', "
@@ -168,22 +180,30 @@ def _without(spec: Json, names: set[str]) -> Json:
 
 def _job(obj: Json, old: Json | None) -> list[Cause]:
     spec = obj["spec"]
-    causes = _not_negative(spec, "parallelism", "completions", "backoffLimit", "activeDeadlineSeconds",
-                           "ttlSecondsAfterFinished")  # fmt: skip
+    causes = _not_negative(
+        spec, "parallelism", "completions", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"
+    )
     template = spec.get("template") or {}
     inner = template.get("spec") or {}
     if old is None:
         causes += pod_spec(inner, "spec.template.spec")
         if inner.get("restartPolicy") not in ("OnFailure", "Never"):
             causes.append(
-                unsupported("spec.template.spec.restartPolicy", inner.get("restartPolicy"), ("Never", "OnFailure"))
+                unsupported(
+                    "spec.template.spec.restartPolicy", inner.get("restartPolicy"), ("Never", "OnFailure")
+                )
                 if inner.get("restartPolicy") != "Always"
-                else Cause("spec.template.spec.restartPolicy", "FieldValueRequired",
-                           'Required value: valid values: "OnFailure", "Never"')
-            )  # fmt: skip
+                else Cause(
+                    "spec.template.spec.restartPolicy",
+                    "FieldValueRequired",
+                    'Required value: valid values: "OnFailure", "Never"',
+                )
+            )
         return causes
     for name in ("completions", "selector", "template", "completionMode"):
-        if spec.get(name) != old["spec"].get(name) and not (name in ("template",) and old["spec"].get("suspend")):
+        if spec.get(name) != old["spec"].get(name) and not (
+            name in ("template",) and old["spec"].get("suspend")
+        ):
             if name == "completions" and spec.get("completionMode") == "Indexed":
                 continue
             causes.append(invalid_value(f"spec.{name}", spec.get(name), IMMUTABLE))
@@ -276,7 +296,7 @@ def _definition(obj: Json, old: Json | None) -> list[Cause]:
         return causes
     want = f"{names['plural']}.{spec['group']}"
     if obj["metadata"].get("name") != want:
-        why = f'must be spec.names.plural+"."+spec.group'
+        why = 'must be spec.names.plural+"."+spec.group'
         causes.append(invalid_value("metadata.name", obj["metadata"].get("name"), why))
     if sum(bool(one.get("storage")) for one in spec["versions"]) != 1:
         why = "must have exactly one version marked as storage version"

@@ -81,14 +81,35 @@ class Watcher:
     """One open watch. Fed by the hub, drained by whoever serves it."""
 
     __slots__ = (
-        "_closed", "_lines", "_wake", "bookmark_at", "bookmarks", "deadline", "fields", "index", "kind",
-        "labels", "namespace", "on_close", "render", "tables", "version",
-    )  # fmt: skip
+        "_closed",
+        "_lines",
+        "_wake",
+        "bookmark_at",
+        "bookmarks",
+        "deadline",
+        "fields",
+        "index",
+        "kind",
+        "labels",
+        "namespace",
+        "on_close",
+        "render",
+        "tables",
+        "version",
+    )
 
     def __init__(
-        self, kind: Kind, namespace: str, labels: LabelSelector, fields: FieldSelector, *, indexed: str = "",
-        render: Render | None = None, bookmarks: bool = False, tables: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        kind: Kind,
+        namespace: str,
+        labels: LabelSelector,
+        fields: FieldSelector,
+        *,
+        indexed: str = "",
+        render: Render | None = None,
+        bookmarks: bool = False,
+        tables: bool = False,
+    ) -> None:
         self.kind = kind
         self.tables = tables
         self.namespace = namespace
