@@ -15,9 +15,12 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import Conflict
 from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import Event, KubeObject, Node, Pod, Resource
 from gpuslice.local.apiserver.app import ApiServer
 from gpuslice.names import SCHEDULER_NAME
+from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.preemption_controller import PreemptionController
 from gpuslice.scheduler.service import run_scheduler
 
 GIB = 1024
@@ -83,11 +86,19 @@ PDB = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 PRIORITY_CLASS = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
 
 
+class _Pods(dict[str, Pod]):
+    """Pods by name; one that is not there (yet) is blank."""
+
+    def __missing__(self, name: str) -> Pod:
+        return Pod()
+
+
 class Lab:
     def __init__(self, client: Client, cluster: Cluster, feed: ClusterFeed) -> None:
         self.client = client
         self.cluster = cluster
-        self.pods: dict[str, Pod] = {}
+        self.pods = _Pods()
+        self.controller: PreemptionController | None = None
         self._changed = asyncio.Event()
         feed.listeners.append(self._on_change)
 
@@ -123,6 +134,20 @@ class Lab:
     async def end(self, name: str) -> None:
         """The kubelet has ended the pod and it is gone."""
         await self.client.delete(Pod.resource, name, "default", grace_seconds=0)
+        await self.until(lambda: name not in self.pods, f"{name} gone")
+
+    async def place(self, name: str, node: str) -> None:
+        """Bind a pod as kube-scheduler with the extender does."""
+        await self.until(lambda: name in self.pods, f"{name} seen")
+        verdict = await Binder(self.cluster, self.client, clock=SystemClock()).bind(self.pods[name], node)
+        assert verdict.ok, verdict
+        await self.bound(name)
+
+    async def give_up(self, name: str) -> None:
+        """Say that the pod is unschedulable, as its scheduler would."""
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}
+        status = {"status": {"conditions": [condition]}}
+        await self.client.patch(Pod, name, status, "default", patch_type="strategic", subresource="status")
 
     async def bound(self, name: str) -> str:
         """The node that the pod gets."""
@@ -156,8 +181,12 @@ class Lab:
 
 @contextlib.asynccontextmanager
 async def laboratory(
-    *, scheduler_names: tuple[str, ...] = (SCHEDULER_NAME,), scheduler: bool = True
+    *,
+    scheduler_names: tuple[str, ...] = (SCHEDULER_NAME,),
+    scheduler: bool = True,
+    controller: bool = False,
 ) -> AsyncIterator[Lab]:
+    """A running cluster; with `controller`, the one that makes room for kube-scheduler's pods."""
     clock = SystemClock()
     numbers = itertools.count(1)
     server = ApiServer(clock=clock, new_uid=lambda: str(uuid.UUID(int=next(numbers))))
@@ -178,7 +207,13 @@ async def laboratory(
             scheduler_names=scheduler_names,
         )
         tasks.append(asyncio.create_task(work))
-    lab.feed = feed  # type: ignore[attr-defined]
+    if controller:
+        recorder = EventRecorder(client, "test", clock=clock, new_id=lambda: f"{next(numbers):x}")
+        maker = PreemptionController(
+            client, cluster, feed, skip=scheduler_names, clock=clock, recorder=recorder
+        )
+        lab.controller = maker
+        tasks += [asyncio.create_task(recorder.run()), asyncio.create_task(maker.run())]
     tasks.append(asyncio.create_task(feed.run()))
     try:
         yield lab

@@ -8,7 +8,7 @@ the end of the victims then wakes kube-scheduler by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from gpuslice import names
@@ -75,6 +75,17 @@ class PreemptionController:
                 self._changed.clear()
                 if await self._round() and (reminder is None or reminder.done()):
                     reminder = group.create_task(self._remind())
+
+    def kept(self, pod: Pod, nodes: Sequence[str]) -> list[str]:
+        """Those of the nodes, which have room for the pod, where the room is kept for a more important one.
+
+        For the extender's filter: kube-scheduler itself keeps the node's sum for a nominated pod, not a GPU.
+        """
+        held = self._nominations.nodes.intersection(nodes) if len(self._nominations) else ()
+        if not held:
+            return []
+        facts = read_pod(pod)
+        return sorted(node for node in held if not self._nominations.allow(facts, node))
 
     async def _remind(self) -> None:
         await self._clock.sleep(RETRY_SECONDS)
