@@ -1,0 +1,144 @@
+"""Device ids: what a kubelet counts, each of which names the GPU that it is a part of.
+
+One id of gpu-mem stands for one unit of one GPU's memory: `<tag>-<j>`, where the tag is the first four
+base36 digits of sha256(UUID) and j is the unit's number in base36. A whole GPU's id is its UUID, as NVIDIA's
+plugin has it. The same devices give the same ids after every restart, whatever the GPUs' indexes are.
+
+A kubelet takes no ListAndWatch message of more than 4 MiB, so ids are short and the unit has a floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Final
+
+from gpuslice import names
+from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.errors import InputError
+from gpuslice.units import MemoryUnit
+
+MESSAGE_LIMIT: Final = 4 * 1024 * 1024
+"""Bytes of one ListAndWatch message (grpc-go's default; the kubelet sets none of its own)."""
+
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+_TAG: Final = 4
+_FRAMES: Final = 6
+"""Protobuf's tag and length of the device, of its id and of its health: all shorter than 128 bytes."""
+_HEALTHY: Final = len("Healthy")
+_UNHEALTHY: Final = len("Unhealthy")
+
+
+class DeviceIds:
+    """The ids of one node's GPUs, both directions. Raises InputError if the GPUs' tags are not unique."""
+
+    def __init__(self, gpus: NodeGpus) -> None:
+        self.gpus = gpus
+        self._tags = {gpu.uuid: _tag(gpu.uuid) for gpu in gpus.gpus}
+        self._by_tag = {tag: gpu for gpu in gpus.gpus for tag in (self._tags[gpu.uuid],)}
+        if len(self._by_tag) < len(gpus.gpus):
+            raise InputError(
+                "two GPUs of this node have UUIDs with the same four-digit hash, so their ids cannot be told "
+                "apart; leave one of them out"
+            )
+
+    def of(self, resource: str, gpu: Gpu) -> Iterator[str]:
+        """All ids of one GPU for `aliyun.com/gpu-mem` or `nvidia.com/gpu`, in order."""
+        if resource == names.WHOLE_GPU:
+            yield gpu.uuid
+            return
+        tag = self._tags[gpu.uuid]
+        for unit in range(self.gpus.units_of(gpu)):
+            yield f"{tag}-{_base36(unit)}"
+
+    def gpu(self, resource: str, device_id: str) -> Gpu | None:
+        """The GPU that an id is a part of, or None if this node never gave out such an id."""
+        if resource == names.WHOLE_GPU:
+            return self.gpus.find(device_id)
+        tag, _, number = device_id.partition("-")
+        gpu = self._by_tag.get(tag)
+        # Six digits are more units than MAX_UNITS has room for on one GPU; int() of a long text is slow.
+        if gpu is None or not 1 <= len(number) <= 6 or not set(number) <= set(_DIGITS):
+            return None
+        unit = int(number, 36)
+        return gpu if unit < self.gpus.units_of(gpu) and _base36(unit) == number else None
+
+    def per_gpu(self, resource: str, ids: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+        """Ids by the UUID of their GPU, GPUs by index; ids that are not of this node are left out."""
+        found: dict[str, list[str]] = {}
+        for device_id in ids:
+            gpu = self.gpu(resource, device_id)
+            if gpu is not None:
+                found.setdefault(gpu.uuid, []).append(device_id)
+        order = [gpu.uuid for gpu in self.gpus.gpus if gpu.uuid in found]
+        return {uuid: tuple(sorted(found[uuid], key=_order)) for uuid in order}
+
+    def listed(self, resource: str) -> Sequence[tuple[str, bool]]:
+        """What ListAndWatch tells: (id, healthy).
+
+        "Unhealthy" is a longer word than "Healthy": if many sick GPUs made the message too large, the ids
+        of the last of them are left out, which a kubelet takes as just as unusable.
+        """
+        size = message_size(self.gpus) if resource == names.GPU_MEM else 0
+        listed: list[tuple[str, bool]] = []
+        for gpu in self.gpus.gpus:
+            if not gpu.healthy:
+                size += (_UNHEALTHY - _HEALTHY) * self.gpus.units_of(gpu)
+                if size > MESSAGE_LIMIT:
+                    size -= _gpu_size(self.gpus.units_of(gpu), _UNHEALTHY)
+                    continue
+            listed.extend((device_id, gpu.healthy) for device_id in self.of(resource, gpu))
+        return listed
+
+
+def message_size(gpus: NodeGpus) -> int:
+    """Bytes of the ListAndWatch message that lists every unit of these GPUs as healthy."""
+    return sum(_gpu_size(gpus.units_of(gpu), _HEALTHY) for gpu in gpus.gpus)
+
+
+def smallest_unit(gpus: NodeGpus) -> MemoryUnit:
+    """The finest unit, a power of two MiB, whose ids fit into one message."""
+    mib = 1
+    while message_size(NodeGpus(gpus.gpus, MemoryUnit(mib))) > MESSAGE_LIMIT:
+        mib *= 2
+    return MemoryUnit(mib)
+
+
+def check_unit(gpus: NodeGpus) -> None:
+    """Raises InputError, naming the smallest unit that works, if a kubelet could not take the list."""
+    if message_size(gpus) > MESSAGE_LIMIT:
+        raise InputError(
+            f"{gpus.unit} is too fine for this node: its {sum(map(gpus.units_of, gpus.gpus))} ids do not fit "
+            f"into the 4 MiB that a kubelet takes; use {smallest_unit(gpus)} or more",
+            field="memory unit",
+        )
+
+
+def _gpu_size(units: int, health: int) -> int:
+    """Bytes for that many ids of one GPU."""
+    total, low, digits = 0, 0, 1
+    while low < units:
+        high = min(units, 36**digits)
+        total += (high - low) * (_FRAMES + _TAG + 1 + digits + health)
+        low, digits = high, digits + 1
+    return total
+
+
+def _tag(uuid: str) -> str:
+    number = int.from_bytes(sha256(uuid.encode()).digest())
+    while number >= 36**_TAG:
+        number //= 36
+    return _base36(number).rjust(_TAG, "0")
+
+
+def _base36(number: int) -> str:
+    text = ""
+    while True:
+        number, digit = divmod(number, 36)
+        text = _DIGITS[digit] + text
+        if not number:
+            return text
+
+
+def _order(device_id: str) -> tuple[int, str]:
+    return len(device_id), device_id
