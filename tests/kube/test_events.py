@@ -47,7 +47,7 @@ async def test_an_event_names_its_object_its_component_and_the_time() -> None:
         "name": "p",
         "uid": "u1",
     }
-    assert body["metadata"] == {"name": "p.id0", "namespace": "team"}
+    assert body["metadata"] == {"name": "p.38d7ea4c68000-id0", "namespace": "team"}
     assert (body["type"], body["reason"], body["message"]) == ("Normal", "Scheduled", "on node n1")
     assert body["source"] == {"component": "tester"}
     assert body["firstTimestamp"] == body["lastTimestamp"] == "1970-01-12T13:46:40Z"
@@ -67,7 +67,7 @@ async def test_repetition_is_counted_on_the_first_event() -> None:
         await flushed(recorder)
     created, patched, other = server.writes
     assert created[2]["count"] == 2
-    assert (patched[0], patched[1]) == ("PATCH", "/api/v1/namespaces/team/events/p.id0")
+    assert (patched[0], patched[1]) == ("PATCH", "/api/v1/namespaces/team/events/p.38d7ea4c68000-id0")
     assert patched[2] == {"count": 3, "lastTimestamp": "1970-01-12T13:47:40Z"}
     assert other[0] == "POST"
 
@@ -82,7 +82,7 @@ async def test_a_repeated_event_that_expired_on_the_server_is_made_anew() -> Non
         await flushed(recorder)
     assert [(write[0], write[1].rpartition("/")[2]) for write in server.writes] == [
         ("POST", "events"),
-        ("PATCH", "p.id0"),
+        ("PATCH", "p.38d7ea4c68000-id0"),
         ("POST", "events"),
     ]
 

@@ -141,7 +141,8 @@ class EventRecorder:
                 sent.count += waiting.count
                 self._sent.move_to_end(key)
                 return
-        name = f"{key.name[:220]}.{self._new_id()}"
+        # The time first: the events of an object list in the order in which they happened.
+        name = f"{key.name[:190]}.{waiting.first_ns:x}-{self._new_id()}"
         await self._client.create(Event.resource, self._body(key, waiting, namespace, name), namespace)
         self._sent[key] = _Sent(name, waiting.count)
         if len(self._sent) > REMEMBERED:

@@ -124,7 +124,7 @@ class DaemonSetController(Controller):
             if ended:
                 phase, name = ended[0].status.phase.lower(), ended[0].key
                 text = f"Found {phase} daemon pod {name} on node {node}, will try to kill it"
-                self.shared.recorder.record(view.item, "Warning", "FailedDaemonPod", text)
+                self.shared.record(view.item, "Warning", "FailedDaemonPod", text)
             if node not in view.borne:
                 doomed += living
             elif not view.pods.get(node) and node in view.wanted:

@@ -88,7 +88,7 @@ class DeploymentController(Controller):
             return
         if item.selects.empty:
             text = "This deployment is selecting all pods. A non-empty selector is required."
-            self.shared.recorder.record(item, "Warning", "SelectingAll", text)
+            self.shared.record(item, "Warning", "SelectingAll", text)
             return
         sets = await claim(self.shared, self._sets, item, item.selects)
         if item.deleting:
@@ -159,7 +159,7 @@ class DeploymentController(Controller):
         if change:
             verb = "up" if size > one.spec.replicas else "down"
             text = f"Scaled {verb} replica set {one.name} from {one.spec.replicas} to {size}"
-            self.shared.recorder.record(item, "Normal", "ScalingReplicaSet", text)
+            self.shared.record(item, "Normal", "ScalingReplicaSet", text)
         return answer
 
     # --- versions -----------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class DeploymentController(Controller):
         await self._add_condition(item, state)
         if made.spec.replicas:
             text = f"Scaled up replica set {name} from 0 to {made.spec.replicas}"
-            self.shared.recorder.record(item, "Normal", "ScalingReplicaSet", text)
+            self.shared.record(item, "Normal", "ScalingReplicaSet", text)
         return made
 
     async def _note_pause(self, item: Deployment) -> Deployment:

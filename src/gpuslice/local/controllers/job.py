@@ -244,13 +244,13 @@ class JobController(Controller):
             status = _with(status, Condition("FailureTarget", "True", failure.reason, failure.message), now)
             if settled and not status.terminating:
                 status = _with(status, Condition("Failed", "True", failure.reason, failure.message), now)
-                self.shared.recorder.record(item, "Warning", failure.reason, failure.message)
+                self.shared.record(item, "Warning", failure.reason, failure.message)
         elif _enough(item, status) and settled:
             reason, text = "CompletionsReached", "Reached expected number of succeeded pods"
             status = _with(status, Condition("SuccessCriteriaMet", "True", reason, text), now)
             status = _with(status, Condition("Complete", "True", reason, text), now)
             status = replace(status, completion_time=now)
-            self.shared.recorder.record(item, "Normal", "Completed", "Job completed")
+            self.shared.record(item, "Normal", "Completed", "Job completed")
         await self.write_status(self._jobs, item, status)
 
     def _suspension(self, item: Job, status: JobStatus, now: str) -> JobStatus:
@@ -258,11 +258,11 @@ class JobController(Controller):
         if item.spec.suspend:
             if not suspended:
                 status = _with(status, Condition("Suspended", "True", "JobSuspended", "Job suspended"), now)
-                self.shared.recorder.record(item, "Normal", "Suspended", "Job suspended")
+                self.shared.record(item, "Normal", "Suspended", "Job suspended")
             return replace(status, start_time=None)
         if suspended:
             status = _with(status, Condition("Suspended", "False", "JobResumed", "Job resumed"), now)
-            self.shared.recorder.record(item, "Normal", "Resumed", "Job resumed")
+            self.shared.record(item, "Normal", "Resumed", "Job resumed")
         return status if status.start_time else replace(status, start_time=now)
 
     async def _expire(self, item: Job) -> None:

@@ -88,9 +88,7 @@ class NodeController(Controller):
             else one
             for one in given
         )
-        self.shared.recorder.record(
-            node, "Normal", "NodeNotReady", f"Node {node.name} status is now: NodeNotReady"
-        )
+        self.shared.record(node, "Normal", "NodeNotReady", f"Node {node.name} status is now: NodeNotReady")
         body: Json = {"metadata": _exactly(node), "status": {"conditions": msgspec.to_builtins(conditions)}}
         return await self.patch(self._nodes, node, body, subresource="status")
 

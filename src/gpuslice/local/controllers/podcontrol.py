@@ -55,12 +55,12 @@ class PodControl:
             raise
         except GpuSliceError as error:
             expectations.met(key)
-            self._shared.recorder.record(owner, "Warning", "FailedCreate", f"Error creating: {error}")
+            self._shared.record(owner, "Warning", "FailedCreate", f"Error creating: {error}")
             raise
         except BaseException:
             expectations.met(key)
             raise
-        self._shared.recorder.record(owner, "Normal", "SuccessfulCreate", f"Created pod: {name}")
+        self._shared.record(owner, "Normal", "SuccessfulCreate", f"Created pod: {name}")
 
     async def create_some(
         self, owner: Managed, makers: Sequence[Callable[[str], Json]], base: str = ""
@@ -118,12 +118,12 @@ class PodControl:
             return
         except GpuSliceError as error:
             expectations.met(pod.uid)
-            self._shared.recorder.record(owner, "Warning", "FailedDelete", f"Error deleting: {error}")
+            self._shared.record(owner, "Warning", "FailedDelete", f"Error deleting: {error}")
             raise
         except BaseException:
             expectations.met(pod.uid)
             raise
-        self._shared.recorder.record(owner, "Normal", "SuccessfulDelete", f"Deleted pod: {pod.name}")
+        self._shared.record(owner, "Normal", "SuccessfulDelete", f"Deleted pod: {pod.name}")
 
 
 async def claim(shared: Shared, informer: Informer[M], owner: Managed, selector: LabelSelector) -> list[M]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from gpuslice.clock import Clock
 from gpuslice.kube.client import Client
@@ -23,6 +24,17 @@ from gpuslice.local.controllers.runtime import Controller, Expectations, Shared
 from gpuslice.local.controllers.statefulset import StatefulSetController
 from gpuslice.local.controllers.stranded import StrandedPods
 
+COMPONENTS: Final = {
+    "Deployment": "deployment-controller",
+    "ReplicaSet": "replicaset-controller",
+    "StatefulSet": "statefulset-controller",
+    "DaemonSet": "daemonset-controller",
+    "Job": "job-controller",
+    "Node": "node-controller",
+    "Pod": "taint-eviction-controller",
+}
+"""Who says what happens to objects of a kind, as kube-controller-manager's parts call themselves."""
+
 
 async def run_controllers(
     client: Client,
@@ -34,8 +46,11 @@ async def run_controllers(
 ) -> None:
     """Run every controller, for ever. `root_ca` (PEM) goes into each namespace's kube-root-ca.crt."""
     informers = Informers(client, clock=clock, random=random)
-    recorder = EventRecorder(client, "gpuslice-controllers", clock=clock, new_id=new_id, random=random)
-    shared = Shared(client, informers, recorder, Expectations(clock), clock, random)
+    recorders = {
+        kind: EventRecorder(client, component, clock=clock, new_id=new_id, random=random)
+        for kind, component in COMPONENTS.items()
+    }
+    shared = Shared(client, informers, recorders, Expectations(clock), clock, random)
     control = PodControl(shared, informers.of(Pod))
     controllers: list[Controller] = [
         ReplicaSetController(shared, control),
@@ -52,6 +67,7 @@ async def run_controllers(
     ]
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(informers.run())
-        tasks.create_task(recorder.run())
+        for recorder in recorders.values():
+            tasks.create_task(recorder.run())
         for controller in controllers:
             tasks.create_task(controller.run())

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, Literal, TypeVar
 
 import structlog
 
@@ -84,10 +84,15 @@ class Shared:
 
     client: Client
     informers: Informers
-    recorder: EventRecorder
+    recorders: Mapping[str, EventRecorder]
+    """By kind of the object that the events are about: the component is that kind's controller."""
     expectations: Expectations
     clock: Clock
     random: Callable[[], float]
+
+    def record(self, item: Managed, type: Literal["Normal", "Warning"], reason: str, message: str) -> None:  # noqa: A002
+        """Say something about an object, as its controller."""
+        self.recorders[item.resource.kind].record(item, type, reason, message)
 
     def now(self) -> str:
         """The time as Kubernetes writes it."""

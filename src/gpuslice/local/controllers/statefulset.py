@@ -95,7 +95,7 @@ class StatefulSetController(Controller):
         if item is None or item.deleting or item.selects.empty:
             return
         if item.spec.volume_claim_templates:
-            self.shared.recorder.record(item, "Warning", "UnsupportedVolumeClaims", UNSUPPORTED)
+            self.shared.record(item, "Warning", "UnsupportedVolumeClaims", UNSUPPORTED)
             return
         pods = await claim(self.shared, self._pods, item, item.selects)
         update, old = await self._history.current(item, item.selects, item.spec.template)
@@ -119,7 +119,7 @@ class StatefulSetController(Controller):
                 await self._control.create(item, view.new_pod(ordinal))
             elif pod.status.phase in ("Failed", "Succeeded") and not pod.deleting:
                 text = f"StatefulSet {item.key} is recreating {pod.status.phase.lower()} Pod {pod.name}"
-                self.shared.recorder.record(item, "Warning", "RecreatingPod", text)
+                self.shared.record(item, "Warning", "RecreatingPod", text)
                 await self._control.delete(item, pod)
             elif view.healthy(pod):
                 continue

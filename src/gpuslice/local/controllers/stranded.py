@@ -66,9 +66,7 @@ class StrandedPods(Controller):
         if left > 0:
             self.queue.add_after(key, left)
             return
-        self.shared.recorder.record(
-            pod, "Normal", "TaintManagerEviction", f"Marking for deletion Pod {pod.key}"
-        )
+        self.shared.record(pod, "Normal", "TaintManagerEviction", f"Marking for deletion Pod {pod.key}")
         await self._delete(pod, grace=None)
 
     def _stay(self, pod: Pod, node: Node) -> float | None:
