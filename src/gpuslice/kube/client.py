@@ -130,7 +130,8 @@ class Client:
     async def get(self, kind: type[K], name: str, namespace: str | None = None) -> K:
         """Read one object. Raises NotFound."""
         body = await self._send("GET", kind.resource.path(namespace, name))
-        return _decoder(kind).decode(body)
+        decoder: msgspec.json.Decoder[K] = _decoder(kind)
+        return decoder.decode(body)
 
     async def list(
         self,
@@ -256,7 +257,8 @@ class Client:
             content_type=PATCH_CONTENT_TYPE[patch_type],
             query=query,
         )
-        return _decoder(kind).decode(answer)
+        decoder: msgspec.json.Decoder[K] = _decoder(kind)
+        return decoder.decode(answer)
 
     async def delete(
         self,
