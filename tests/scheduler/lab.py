@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from gpuslice import names
@@ -13,8 +13,8 @@ from gpuslice.cluster.annotations import encode_gpus
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.devices.inventory import Gpu, NodeGpus
-from gpuslice.errors import Conflict
-from gpuslice.kube.client import Client
+from gpuslice.errors import Conflict, Unavailable
+from gpuslice.kube.client import Client, Response
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import Event, KubeObject, Node, Pod, Resource
 from gpuslice.local.apiserver.app import ApiServer
@@ -99,6 +99,7 @@ class Lab:
         self.cluster = cluster
         self.pods = _Pods()
         self.controller: PreemptionController | None = None
+        self.weather: Weather | None = None
         self._changed = asyncio.Event()
         feed.listeners.append(self._on_change)
 
@@ -179,49 +180,87 @@ class Lab:
                 await asyncio.sleep(0)
 
 
+class Weather:
+    """A transport that can be cut off."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.cut = False
+        self.refused = asyncio.Event()
+
+    async def request(self, method: str, path: str, **more: Any) -> Response:
+        if self.cut:
+            self.refused.set()
+            raise Unavailable("connection refused")
+        return await self.inner.request(method, path, **more)
+
+    def stream(self, path: str, *, query: Mapping[str, str]) -> Any:
+        return self.inner.stream(path, query=query)
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def api_server() -> ApiServer:
+    numbers = itertools.count(1)
+    server = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.UUID(int=next(numbers))))
+    await server.start()
+    return server
+
+
 @contextlib.asynccontextmanager
 async def laboratory(
     *,
     scheduler_names: tuple[str, ...] = (SCHEDULER_NAME,),
     scheduler: bool = True,
     controller: bool = False,
+    late: bool = False,
+    server: ApiServer | None = None,
 ) -> AsyncIterator[Lab]:
-    """A running cluster; with `controller`, the one that makes room for kube-scheduler's pods."""
+    """A running cluster; with `controller`, the one that makes room for kube-scheduler's pods.
+
+    `late`: the feed is complete before the scheduler begins. `server`: one that outlives this laboratory.
+    """
     clock = SystemClock()
     numbers = itertools.count(1)
-    server = ApiServer(clock=clock, new_uid=lambda: str(uuid.UUID(int=next(numbers))))
-    await server.start()
-    client = Client(server.transport())
+    api = server or await api_server()
+    weather = Weather(api.transport())
+    client = Client(weather)
     cluster = Cluster(clock=clock)
     feed = ClusterFeed(client, cluster, clock=clock, random=lambda: 0.5)
-    lab = Lab(client, cluster, feed)
+    lab = Lab(Client(api.transport()), cluster, feed)
+    lab.weather = weather
     tasks = []
+    if late:
+        tasks.append(asyncio.create_task(feed.run()))
+        await feed.wait_synced()
     if scheduler:
         work = run_scheduler(
             client,
             cluster,
             feed,
             clock=clock,
-            new_id=lambda: f"{next(numbers):x}",
+            new_id=lambda: f"{uuid.uuid4()}",
             random=lambda: 0.5,
             scheduler_names=scheduler_names,
         )
         tasks.append(asyncio.create_task(work))
     if controller:
         recorder = EventRecorder(client, "test", clock=clock, new_id=lambda: f"{next(numbers):x}")
-        maker = PreemptionController(
+        lab.controller = PreemptionController(
             client, cluster, feed, skip=scheduler_names, clock=clock, recorder=recorder
         )
-        lab.controller = maker
-        tasks += [asyncio.create_task(recorder.run()), asyncio.create_task(maker.run())]
-    tasks.append(asyncio.create_task(feed.run()))
+        tasks += [asyncio.create_task(recorder.run()), asyncio.create_task(lab.controller.run())]
+    if not late:
+        tasks.append(asyncio.create_task(feed.run()))
     try:
         yield lab
     finally:
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        await server.stop()
+        if server is None:
+            await api.stop()
         for result in results:
             if isinstance(result, Exception):
                 raise result

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from lab import PDB, laboratory, pod_body
+from lab import PDB, api_server, laboratory, pod_body
 
 from gpuslice import names
-from gpuslice.kube.wire import Node, Pod
+from gpuslice.kube.wire import ConfigMap, Node, Pod
 
 
 async def test_places_shares_on_one_gpu_and_says_so() -> None:
@@ -264,3 +264,91 @@ async def test_preferred_affinity_and_soft_taints_steer() -> None:
         for i in range(6):
             await lab.pod(f"p{i}")
             assert await lab.bound(f"p{i}") in ("b", "c")
+
+
+async def test_scheduler_that_joins_late_knows_everything() -> None:
+    """The feed ran before it: pods bound earlier count, pods that wait are scheduled."""
+    server = await api_server()
+    async with laboratory(server=server) as lab:
+        await lab.node("n1", [8], cpu="2")
+        await lab.pod("a", 4, cpu="1500m")
+        await lab.bound("a")
+        await lab.pod("b", 4, cpu="1")
+        await lab.waits("b", "Insufficient cpu")
+    async with laboratory(server=server, late=True) as lab:
+        await lab.pod("c", cpu="500m")
+        assert await lab.bound("c") == "n1"
+        assert not lab.pods["b"].spec.node_name
+        await lab.end("a")
+        assert await lab.bound("b") == "n1"
+    await server.stop()
+
+
+async def test_restart_rebuilds_everything_from_the_api_server() -> None:
+    """A new process, nothing on disk: no GPU is forgotten, no pod is stranded."""
+    server = await api_server()
+    async with laboratory(server=server) as lab:
+        await lab.node("n1", [8, 8])
+        for name in ("a", "b"):
+            await lab.pod(name, 6)
+            await lab.bound(name)
+        await lab.pod("c", 6)
+        await lab.waits("c")
+    async with laboratory(server=server) as lab:
+        await lab.end("b")
+        await lab.bound("c")
+        assert lab.pods["c"].annotations[names.MEM_IDX] == "1"
+    await server.stop()
+
+
+async def test_two_schedulers_at_once_do_not_bind_a_pod_twice() -> None:
+    """A rolling update: both decide about every pod, each pod gets one node, and both learn which."""
+    server = await api_server()
+    async with laboratory(server=server) as one, laboratory(server=server) as two:
+        for i in range(4):
+            await one.node(f"n{i}", [8, 8])
+        for i in range(16):
+            await one.pod(f"p{i}", 2)
+        for i in range(16):
+            await one.bound(f"p{i}")
+            await two.bound(f"p{i}")
+        for lab in (one, two):
+            held = {r.uid: r.node for name in lab.cluster.node_names() for r in lab.cluster.pods_on(name)}
+            assert held == {pod.uid: pod.spec.node_name for pod in one.pods.values()}
+    await server.stop()
+
+
+async def test_api_server_away_at_bind_is_survived() -> None:
+    """The bind fails, nothing is lost: the pod is bound when the API server is back."""
+    async with laboratory() as lab:
+        assert lab.weather is not None
+        await lab.node("n1", [8])
+        await lab.until(lambda: lab.cluster.node_names() == ["n1"])
+        lab.weather.cut = True
+        await lab.pod("a", 8)
+        async with asyncio.timeout(5):
+            await lab.weather.refused.wait()
+        lab.weather.cut = False
+        assert await lab.bound("a") == "n1"
+
+
+async def test_pod_deleted_while_it_waits_is_forgotten() -> None:
+    async with laboratory() as lab:
+        await lab.node("n1", [8])
+        await lab.pod("a", 9)
+        await lab.waits("a")
+        await lab.end("a")
+        await lab.pod("b", 8)
+        assert await lab.bound("b") == "n1"
+
+
+async def test_unhealthy_gpu_healed_wakes_the_pod() -> None:
+    """ConfigMap unhealthy-gpu-<node>: its removal is an event like any other."""
+    async with laboratory() as lab:
+        config = {"metadata": {"name": "unhealthy-gpu-n1"}, "data": {"gpus": "0"}}
+        await lab.client.create(ConfigMap.resource, config, "kube-system")
+        await lab.node("n1", [8])
+        await lab.pod("a", 4)
+        assert "unhealthy" in await lab.waits("a", "unhealthy")
+        await lab.client.delete(ConfigMap.resource, "unhealthy-gpu-n1", "kube-system")
+        assert await lab.bound("a") == "n1"

@@ -21,6 +21,7 @@ from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Code
 from gpuslice.scheduler.facts import PodFacts, read_pod
+from gpuslice.scheduler.joining import Joining
 from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.preemption import Planner, Preemptor
@@ -59,14 +60,11 @@ class PreemptionController:
         self._stuck: dict[str, PodFacts] = {}
         self._said: dict[str, str] = {}
         self._changed = asyncio.Event()
-        if feed.synced:
-            raise RuntimeError("make the controller before the feed runs: it must hear of every object")
-        feed.listeners.append(self._on_change)
-        self._feed = feed
+        self._joining = Joining(client, feed, self._on_change, clock=clock)
 
     async def run(self) -> None:
         """Make room until cancelled. The feed and the recorder are run by the caller."""
-        await self._feed.wait_synced()
+        await self._joining.catch_up()
         async with asyncio.TaskGroup() as group:
             reminder: asyncio.Task[None] | None = None
             while True:

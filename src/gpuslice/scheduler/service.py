@@ -27,6 +27,7 @@ from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import Cycle, Decision
 from gpuslice.scheduler.facts import Demand, PodFacts, read_pod
+from gpuslice.scheduler.joining import Joining
 from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.preemption import Planner, Preemptor
@@ -58,7 +59,6 @@ class Scheduler:
     ) -> None:
         self._client = client
         self._cluster = cluster
-        self._feed = feed
         self._names = frozenset(scheduler_names)
         self._clock = clock
         self._recorder = recorder
@@ -78,17 +78,14 @@ class Scheduler:
         self._to_say: OrderedDict[str, tuple[Pod, str]] = OrderedDict()
         self._something_to_say = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        if feed.synced:
-            raise RuntimeError("make the scheduler before the feed runs: it must hear of every object")
-        feed.listeners.append(self._on_change)
+        self._joining = Joining(client, feed, self._on_change, clock=clock)
 
     async def run(self) -> None:
-        """Schedule until cancelled. The feed and the recorder are run by the caller."""
-        await self._feed.wait_synced()
+        """Schedule until cancelled. The feed, the recorder and the binder are run by the caller."""
+        await self._joining.catch_up()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._report())
-                group.create_task(self._binder.run())
                 while True:
                     self._handle(await self.queue.pop())
                     # Answers and changes are taken in between decisions.
@@ -293,7 +290,7 @@ class Scheduler:
             await self._clock.sleep(REPORT_BACKOFF.delay(tries, self._random))
 
 
-def run_scheduler(
+async def run_scheduler(
     client: Client,
     cluster: Cluster,
     feed: ClusterFeed,
@@ -303,10 +300,10 @@ def run_scheduler(
     random: Callable[[], float],
     binder: Binder | None = None,
     scheduler_names: Collection[str] = (names.SCHEDULER_NAME,),
-) -> Coroutine[None, None, None]:
-    """A complete scheduler that runs until cancelled. The caller runs the feed, after this call.
+) -> None:
+    """Run a complete scheduler until cancelled. The caller runs the feed; it may run already.
 
-    `binder`: the one of this process, if the extender binds through it as well.
+    `binder`: the one of this process, run by its owner, if the extender binds through it as well.
     """
     recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id, random=random)
     own = binder or Binder(cluster, client, clock=clock, random=random)
@@ -320,14 +317,12 @@ def run_scheduler(
         binder=own,
         random=random,
     )
-
-    async def run() -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(recorder.run())
-                group.create_task(scheduler.run())
-        finally:
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(recorder.run())
+            group.create_task(scheduler.run())
             if binder is None:
-                await own.aclose()
-
-    return run()
+                group.create_task(own.run())
+    finally:
+        if binder is None:
+            await own.aclose()
