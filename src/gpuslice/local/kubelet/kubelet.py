@@ -43,8 +43,6 @@ from gpuslice.node.kubeletapi import Server, serve_pod_resources
 
 READMIT_AFTER: Final = 1.0
 """Seconds from a kubelet's restart until it admits its pods again: what plugins have to come back."""
-_STOP_GRACE: Final = 2.0
-"""Seconds that local processes get when the kubelet ends."""
 
 
 class Kubelet:
@@ -124,7 +122,7 @@ class Kubelet:
         )
 
     async def run(self) -> None:
-        """Be the node until cancelled. Its processes end then; its objects stay, as a real node's do."""
+        """Be the node until cancelled: its processes are killed, its objects stay, as a real node's do."""
         try:
             await self._open_sockets()
             async with asyncio.TaskGroup() as group:
@@ -340,7 +338,7 @@ class Kubelet:
         for worker in self._workers.values():
             worker.abandon()
         if self._workers:
-            await asyncio.gather(*(worker.stop(_STOP_GRACE) for worker in self._workers.values()))
+            await asyncio.gather(*(worker.stop(0) for worker in self._workers.values()))
         await self._close_sockets()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
