@@ -11,6 +11,7 @@ import pytest
 from builders import StoppedClock, plain_node, pod
 from test_extender_answers import Pods, args
 
+from gpuslice.admission.mutate import review
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
@@ -28,7 +29,9 @@ def make_app(*, token: str | None = None, ready: bool = True) -> ExtenderApp:
     client = Client(Pods())
     metrics = Metrics()
     extender = Extender(cluster, client, Binder(cluster, client, clock=StoppedClock()), metrics)
-    return ExtenderApp(extender, metrics, clock=StoppedClock(), ready=lambda: ready, token=token)
+    return ExtenderApp(
+        extender, metrics, clock=StoppedClock(), ready=lambda: ready, token=token, admission=review
+    )
 
 
 async def call(

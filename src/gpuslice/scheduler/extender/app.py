@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from gpuslice import names
-from gpuslice.admission import mutate
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError
 from gpuslice.observe.metrics import CONTENT_TYPE, Metrics
@@ -26,7 +25,10 @@ Answer = tuple[int, str, bytes]
 
 
 class ExtenderApp:
-    """Routes requests to `Extender`. With a token, everything but the probes must carry it."""
+    """Routes requests to `Extender`. With a token, everything but the probes must carry it.
+
+    `admission` answers AdmissionReviews on /mutate: one server is enough for a small cluster.
+    """
 
     def __init__(
         self,
@@ -36,8 +38,10 @@ class ExtenderApp:
         clock: Clock,
         ready: Callable[[], bool],
         token: str | None = None,
+        admission: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._extender = extender
+        self._admission = admission
         self._metrics = metrics
         self._clock = clock
         self._ready = ready
@@ -48,8 +52,9 @@ class ExtenderApp:
             f"{prefix}/prioritize": self._plain("prioritize", extender.prioritize),
             f"{prefix}/preempt": self._plain("preempt", extender.preempt),
             f"{prefix}/bind": self._bind,
-            "/mutate": self._mutate,
         }
+        if admission is not None:
+            self._posts["/mutate"] = self._mutate
         self._inspect = f"{prefix}/inspect"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -120,8 +125,9 @@ class ExtenderApp:
         return status, JSON, result
 
     async def _mutate(self, body: bytes) -> Answer:
+        assert self._admission is not None
         try:
-            return 200, JSON, mutate.review(body)
+            return 200, JSON, self._admission(body)
         except InputError as error:
             return 400, TEXT, f"{error}\n".encode()
 

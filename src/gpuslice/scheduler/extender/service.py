@@ -41,6 +41,7 @@ async def extender(
     cluster: Cluster,
     tls: Tls | None = None,
     token: str | None = None,
+    admission: Callable[[bytes], bytes] | None = None,
 ) -> AsyncIterator[Listening]:
     """Run an extender while the block runs. It listens at once and is ready once its cache is complete.
 
@@ -57,6 +58,7 @@ async def extender(
         clock=clock,
         ready=lambda: feed.synced and not stopping,
         token=token,
+        admission=admission,
     )
     metrics.watch_totals(lambda: _totals(cluster))
     # The server is the innermost, so that what it needs outlives the last request.
