@@ -1,0 +1,59 @@
+"""`gpuslice explain`: why a pod waits, or why it is where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuslice.cli import options
+
+if TYPE_CHECKING:
+    from gpuslice.cli.explaining import Explanation
+
+
+@click.command(
+    short_help="Say why a pod waits, or why it is where it is.",
+    help="Say in a sentence per node and GPU why POD waits, or where it is and why there.\n\n"
+    + options.examples("gpuslice explain trainer", "gpuslice explain -n research trainer -o json"),
+)
+@click.argument("pod")
+@click.option("-n", "--namespace", default="default", show_default=True, help="Its namespace.")
+@options.output
+@options.kubeconfig
+def explain(pod: str, namespace: str, output: str | None, kubeconfig: Path | None) -> None:
+    from gpuslice.cli.process import run
+
+    explanation = run(_explain(kubeconfig, namespace, pod))
+    if output:
+        from gpuslice.cli.explainreport import report
+        from gpuslice.cli.output import print_as
+
+        print_as(report(explanation), output)
+    else:
+        click.echo(tell(explanation))
+
+
+def tell(explanation: Explanation) -> str:
+    """The text for people."""
+    lines = [f"pod {explanation.pod.key} {explanation.headline}"]
+    lines += [f"  {sentence}" for sentence in explanation.where]
+    if explanation.why:
+        lines.append(f"  why: {explanation.why}")
+    for node in explanation.nodes:
+        lines.append(f"{node.node}: {'yes' if node.ok else 'no'}, {node.sentence}")
+        lines += [f"  GPU{one.gpu.index} {one.gpu.model}: {one.sentence}" for one in node.gpus]
+    return "\n".join(lines)
+
+
+async def _explain(kubeconfig: Path | None, namespace: str, name: str) -> Explanation:
+    from gpuslice.cli.explaining import explain as explain_pod
+    from gpuslice.cli.reading import connected, read_cluster
+    from gpuslice.kube.wire import Node, Pod
+
+    async with connected(kubeconfig) as client:
+        pod = await client.get(Pod, name, namespace)
+        nodes = (await client.list(Node)).items
+        pods = (await client.list(Pod)).items
+        return explain_pod(pod, await read_cluster(client, nodes, pods), nodes, pods)

@@ -1,0 +1,255 @@
+"""Why a pod is where it is, or nowhere: every node's and GPU's verdict, by the engine that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuslice.cluster.records import PodRecord
+from gpuslice.cluster.state import Cluster, has_ended
+from gpuslice.devices.inventory import Gpu
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.policy import Policy
+from gpuslice.placement.verdict import Code, Verdict
+from gpuslice.requests.allocation import Allocation, Grant
+from gpuslice.requests.pod import ContainerRequest, PodRequest
+from gpuslice.scheduler.facts import PodFacts, read_pod
+from gpuslice.scheduler.nodes import NodeTable
+from gpuslice.units import MemoryUnit
+
+
+@dataclass(frozen=True, slots=True)
+class GpuVerdict:
+    """Could this GPU alone take the pod? `sentence` says it with the numbers."""
+
+    gpu: Gpu
+    free_mib: int
+    ok: bool
+    code: Code
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """Could this node take the pod now? `code` is None where it is not GPUs that speak against it."""
+
+    node: str
+    ok: bool
+    code: Code | None
+    sentence: str
+    gpus: tuple[GpuVerdict, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything there is to say about one pod. `nodes` is empty for a pod that has its place."""
+
+    pod: Pod
+    request: PodRequest
+    headline: str
+    where: tuple[str, ...] = ()
+    why: str = ""
+    allocation: Allocation | None = None
+    nodes: tuple[NodeVerdict, ...] = ()
+
+
+def explain(pod: Pod, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Pod]) -> Explanation:
+    """Explain a pod. `cluster` must have been told of the same nodes and pods; it is given back unchanged."""
+    facts = read_pod(pod)
+    request = facts.demand.request
+    if pod.status.phase in ("Succeeded", "Failed") and has_ended(pod):
+        return Explanation(pod, request, f"has ended ({pod.status.phase}) and holds nothing")
+    record = cluster.pod(pod.uid)
+    if pod.spec.node_name:
+        if record is None:
+            return Explanation(pod, request, f"is on node {pod.spec.node_name} and holds no GPU")
+        return _placed(pod, record, cluster)
+    if facts.problem:
+        return Explanation(pod, request, f"can be placed on no node: {facts.problem}")
+    verdicts = _verdicts(facts, cluster, nodes, pods)
+    fitting = sum(verdict.ok for verdict in verdicts)
+    wish = say_request(request, cluster)
+    if not verdicts:
+        headline = f"waits; {wish}, and there are no nodes"
+    elif fitting:
+        headline = f"waits for its scheduler; {wish}, and {fitting} of {len(verdicts)} nodes could take it"
+    else:
+        headline = f"must wait; {wish}, and none of {len(verdicts)} nodes can take it"
+    return Explanation(pod, request, headline, nodes=tuple(verdicts))
+
+
+def say_request(request: PodRequest, cluster: Cluster) -> str:
+    """What a pod asks for, in the unit of the cluster's nodes."""
+    if not request:
+        return "it asks for no GPU"
+    units = {gpus.unit for name in cluster.node_names() if (gpus := cluster.gpus(name)) and gpus.gpus}
+    unit = units.pop() if len(units) == 1 else None
+    parts = [_say_container(container, unit) for container in request.containers]
+    return "it asks for " + " and ".join(parts)
+
+
+def _say_container(container: ContainerRequest, unit: MemoryUnit | None) -> str:
+    if container.whole:
+        amount = f"{container.whole} whole GPU{'s' if container.whole > 1 else ''}"
+    elif unit is None:
+        amount = f"{container.units} units of GPU memory"
+    else:
+        amount = f"{unit.say(container.units)} of GPU memory"
+    across = f", spread over {container.across} GPUs" if container.across > 1 else ""
+    return f"{amount}{across} (container {container.name})"
+
+
+# --- a pod that has its place -----------------------------------------------------------------------
+def _placed(pod: Pod, record: PodRecord, cluster: Cluster) -> Explanation:
+    gpus = cluster.gpus(record.node)
+    if record.allocation is None or gpus is None:
+        what = "nobody recorded which GPU it got" if gpus is not None else "that node is unknown"
+        return Explanation(
+            pod,
+            record.request,
+            f"is on node {record.node}, but {what}",
+            why="it was bound by something that does not choose GPUs (is the extender configured for its "
+            "scheduler?), or the GPU it was given is gone; its memory is counted on the node all the same"
+            if gpus is not None
+            else "",
+        )
+    where = tuple(_say_grant(grant, record.node, cluster) for grant in record.allocation.grants)
+    return Explanation(
+        pod,
+        record.request,
+        f"is on node {record.node}",
+        where,
+        _why_there(record, record.allocation, cluster),
+        record.allocation,
+    )
+
+
+def _say_grant(grant: Grant, node: str, cluster: Cluster) -> str:
+    view = cluster.snapshot(node)
+    gpu = next((gpu for gpu in view.gpus if gpu.uuid == grant.gpu), None) if view else None
+    if gpu is None or view is None:
+        return f"container {grant.container}: GPU {grant.gpu}, which the node no longer has"
+    amount = "all" if grant.whole else _size(grant.mib)
+    others = len({share.uid for share in gpu.pods}) - 1
+    beside = f", shared with {others} other pod{'s' if others > 1 else ''}" if others > 0 else ""
+    return (
+        f"container {grant.container}: {amount} of GPU{gpu.index} {gpu.model} ({gpu.uuid}); "
+        f"{_size(gpu.used_mib)} of {_size(gpu.total_mib)} are taken{beside}"
+    )
+
+
+def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> str:
+    """Ask the engine again, as if the pod were not there yet."""
+    gpus = cluster.gpus(record.node)
+    assert gpus is not None
+    mine = {charge.gpu: charge.mib for charge in record.charges}
+    rooms = [
+        GpuRoom(
+            room.index,
+            room.uuid,
+            room.free_mib + mine.get(room.uuid, 0),
+            room.total_mib,
+            room.holders - (room.uuid in mine),
+            room.healthy,
+        )
+        for room in cluster.fleet.rooms(record.node)
+    ]
+    choice = place(record.request, gpus.unit, rooms, cluster.policy, node=record.node)
+    if isinstance(choice, Verdict):
+        return f"the node as it is now would not take it again: {choice.message}"
+    if choice.gpus != allocation.gpus:
+        indexes = ", ".join(f"GPU{room.index}" for room in rooms if room.uuid in choice.gpus)
+        return f"the choice fell when the node looked different; today it would be {indexes}"
+    if record.request.whole:
+        return "the smallest GPUs that nobody used"
+    chosen = [room for room in rooms if room.uuid in choice.gpus]
+    fitting = [room for room in rooms if room.healthy and room.free_mib >= min(mine.values())]
+    if len(fitting) == len(chosen):
+        return "no other GPU of the node has the room"
+    free = ", ".join(f"{_size(room.free_mib)} free on GPU{room.index}" for room in chosen)
+    if cluster.policy is Policy.BINPACK:
+        return f"binpack: the tightest fit ({free} without this pod), so that larger rooms stay whole"
+    return f"spread: the emptiest GPU ({free} without this pod)"
+
+
+# --- a pod that waits ---------------------------------------------------------------------------------
+def _verdicts(
+    facts: PodFacts, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Pod]
+) -> list[NodeVerdict]:
+    table = NodeTable()
+    for node in nodes:
+        table.set_node(node)
+    for pod in pods:
+        if pod.spec.node_name:
+            table.set_pod(pod)
+    answers = table.answers(facts.demand.rules)
+    verdicts = []
+    for name in sorted(node.name for node in nodes):
+        row = table.row(name)
+        assert row is not None
+        against = [table.reasons[answers.refusals[row]]] if answers.refusals[row] else []
+        against += table.shortages(facts.demand.footprint, row)
+        verdicts.append(_node_verdict(facts.demand.request, name, against, cluster))
+    return verdicts
+
+
+def _node_verdict(request: PodRequest, name: str, against: Sequence[str], cluster: Cluster) -> NodeVerdict:
+    if not request:
+        return NodeVerdict(name, not against, None, "; ".join(against) or "fits")
+    verdict = cluster.check(request, name)
+    gpus = cluster.gpus(name)
+    view = cluster.snapshot(name)
+    if view is not None and view.problem:
+        against = [*against, view.problem]
+    sentence = "; ".join([*against, *([] if verdict.ok else [_with_numbers(verdict)])]) or "fits"
+    ok = verdict.ok and not against
+    code = verdict.code if ok or not verdict.ok else None
+    if gpus is None:
+        return NodeVerdict(name, ok, code, sentence)
+    rooms = cluster.fleet.rooms(name)
+    chosen = place(request, gpus.unit, rooms, cluster.policy, node=name) if verdict.ok else verdict
+    favourites = chosen.gpus if isinstance(chosen, Allocation) else ()
+    return NodeVerdict(
+        name,
+        ok,
+        code,
+        sentence,
+        tuple(_gpu_verdict(request, room, gpus.unit, gpus.at(room.index), favourites) for room in rooms),
+    )
+
+
+def _with_numbers(verdict: Verdict) -> str:
+    numbers = verdict.numbers
+    if "wanted_mib" in numbers:
+        free = _size(max(0, numbers["largest_free_mib"]))
+        return f"{verdict.message} (wanted {_size(numbers['wanted_mib'])}, at most {free} free on one GPU)"
+    if "wanted" in numbers:
+        return f"{verdict.message} (wanted {numbers['wanted']}, free {numbers.get('free', 0)})"
+    return verdict.message
+
+
+def _gpu_verdict(
+    request: PodRequest, room: GpuRoom, unit: MemoryUnit, gpu: Gpu | None, favourites: Sequence[str]
+) -> GpuVerdict:
+    assert gpu is not None
+    free = f"{_size(room.free_mib)} of {_size(room.total_mib)} free"
+    alone = place(request, unit, [room])
+    if isinstance(alone, Allocation):
+        best = room.uuid in favourites
+        return GpuVerdict(
+            gpu, room.free_mib, True, Code.FITS, f"fits, {free}" + (": the choice" if best else "")
+        )
+    if room.uuid in favourites:
+        return GpuVerdict(gpu, room.free_mib, True, Code.FITS, f"takes a part, {free}: chosen with others")
+    if not room.healthy:
+        why = f"unhealthy{f' ({gpu.reason})' if gpu.reason else ''}"
+        return GpuVerdict(gpu, room.free_mib, False, Code.UNHEALTHY, why)
+    if request.whole and room.holders:
+        pods = f"{room.holders} pod{'s' if room.holders > 1 else ''}"
+        return GpuVerdict(gpu, room.free_mib, False, alone.code, f"in use by {pods}, {free}")
+    return GpuVerdict(gpu, room.free_mib, False, alone.code, f"too little room, {free}")
+
+
+def _size(mib: int) -> str:
+    return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"

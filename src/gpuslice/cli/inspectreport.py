@@ -1,0 +1,80 @@
+"""What `gpuslice inspect -o json` prints. Memory in MiB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gpuslice.cli.output import Report
+from gpuslice.cluster.records import NodeView, PodShare
+
+
+class PodReport(Report, frozen=True):
+    namespace: str
+    name: str
+    uid: str
+    mib: int = msgspec.field(name="MiB")
+    whole: bool
+
+
+class GpuReport(Report, frozen=True):
+    index: int
+    uuid: str
+    model: str
+    mode: str
+    healthy: bool
+    reason: str
+    used_mib: int = msgspec.field(name="usedMiB")
+    total_mib: int = msgspec.field(name="totalMiB")
+    pods: list[PodReport]
+
+
+class NodeReport(Report, frozen=True):
+    """`pending`: pods on the node whose GPU nobody recorded. `problem`: why its GPUs cannot be read."""
+
+    name: str
+    address: str
+    memory_unit: str
+    used_mib: int = msgspec.field(name="usedMiB")
+    total_mib: int = msgspec.field(name="totalMiB")
+    gpus: list[GpuReport]
+    pending: list[PodReport]
+    problem: str
+
+
+class InspectReport(Report, frozen=True):
+    used_mib: int = msgspec.field(name="usedMiB")
+    total_mib: int = msgspec.field(name="totalMiB")
+    nodes: list[NodeReport]
+
+
+def report(views: Sequence[NodeView]) -> InspectReport:
+    """The nodes as they are to be printed."""
+    nodes = [_node(view) for view in views]
+    return InspectReport(sum(node.used_mib for node in nodes), sum(node.total_mib for node in nodes), nodes)
+
+
+def _node(view: NodeView) -> NodeReport:
+    gpus = [
+        GpuReport(
+            gpu.index,
+            gpu.uuid,
+            gpu.model,
+            str(gpu.mode),
+            gpu.healthy,
+            gpu.reason,
+            gpu.used_mib,
+            gpu.total_mib,
+            [_pod(share) for share in gpu.pods],
+        )
+        for gpu in view.gpus
+    ]
+    pending = [_pod(share) for share in view.pending]
+    used = sum(gpu.used_mib for gpu in gpus) + sum(pod.mib for pod in pending)
+    total = sum(gpu.total_mib for gpu in gpus)
+    return NodeReport(view.name, view.address, str(view.unit), used, total, gpus, pending, view.problem)
+
+
+def _pod(share: PodShare) -> PodReport:
+    return PodReport(share.namespace, share.name, share.uid, share.mib, share.whole)

@@ -1,0 +1,70 @@
+"""What `gpuslice up` shows while it runs: a small live table on a terminal, nothing otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from gpuslice.clock import Clock
+from gpuslice.cluster.records import GpuView, NodeView
+from gpuslice.kube.wire import KubeObject
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpuslice.local.up import LocalCluster
+
+NODES: Final = 12
+"""Lines of the table; the fullest nodes of a larger cluster are shown."""
+PAUSE_SECONDS: Final = 0.25
+"""The least time between two pictures."""
+BAR: Final = 10
+
+
+async def watch_cluster(cluster: LocalCluster, clock: Clock) -> None:
+    """Show the cluster until cancelled."""
+    if not sys.stdout.isatty():
+        await asyncio.Event().wait()
+    from rich.live import Live
+
+    changed = asyncio.Event()
+
+    def note(_kind: str, _obj: KubeObject) -> None:
+        changed.set()
+
+    cluster.feed.listeners.append(note)
+    with Live(picture(cluster.cluster.snapshots()), auto_refresh=False, transient=True) as live:
+        while True:
+            await changed.wait()
+            await clock.sleep(PAUSE_SECONDS)
+            changed.clear()
+            live.update(picture(cluster.cluster.snapshots()), refresh=True)
+
+
+def picture(views: Sequence[NodeView]) -> Table:
+    """The fullest nodes, one line each."""
+    from rich.table import Table
+
+    shown = sorted(views, key=lambda view: (-_used(view), view.name))[:NODES]
+    table = Table(box=None, pad_edge=False)
+    for title in ("node", "GPU memory", "pods", ""):
+        table.add_column(title)
+    for view in sorted(shown, key=lambda view: view.name):
+        pods = {share.uid for gpu in view.gpus for share in gpu.pods} | {p.uid for p in view.pending}
+        bars = "  ".join(_bar(gpu) for gpu in view.gpus)
+        table.add_row(view.name, bars, str(len(pods)), view.problem)
+    if len(views) > len(shown):
+        table.caption = f"and {len(views) - len(shown)} more nodes"
+    return table
+
+
+def _used(view: NodeView) -> int:
+    return sum(gpu.used_mib for gpu in view.gpus)
+
+
+def _bar(gpu: GpuView) -> str:
+    filled = min(BAR, -(-gpu.used_mib * BAR // gpu.total_mib)) if gpu.total_mib else 0
+    text = "#" * filled + "." * (BAR - filled)
+    return f"[green]{text}[/]" if gpu.healthy else f"[red]{text}[/]"

@@ -1,0 +1,28 @@
+"""`gpuslice`: the group of all commands."""
+
+from __future__ import annotations
+
+import click
+
+from gpuslice import __version__
+from gpuslice.cli.agent import agent
+from gpuslice.cli.explain import explain
+from gpuslice.cli.extender import extender
+from gpuslice.cli.inspect import inspect
+from gpuslice.cli.scheduler import scheduler
+from gpuslice.cli.up import up
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpuslice")
+def main() -> None:
+    r"""Share GPUs in Kubernetes.
+
+    \b
+    Try it without a GPU and without a cluster:
+      gpuslice up
+    """
+
+
+for command in (up, inspect, explain, extender, scheduler, agent):
+    main.add_command(command)

@@ -1,0 +1,74 @@
+"""Reads a cluster once, for commands that print and end: the same accounting as the scheduler's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gpuslice import names
+from gpuslice.clock import SystemClock
+from gpuslice.cluster.records import NodeView
+from gpuslice.cluster.state import Cluster
+from gpuslice.errors import InputError
+from gpuslice.kube.client import Client
+from gpuslice.kube.http import connect
+from gpuslice.kube.wire import ConfigMap, Node, Pod
+from gpuslice.units import GIB, MemoryUnit, parse_count
+
+LARGEST_GIB = 100
+"""gpushare's rule for its nodes, which do not say what a unit is: more units per GPU than this are MiB."""
+
+
+@asynccontextmanager
+async def connected(kubeconfig: Path | None) -> AsyncIterator[Client]:
+    """A client for the block. Raises InputError if the kubeconfig is missing or broken."""
+    client = connect(kubeconfig)
+    try:
+        yield client
+    finally:
+        await client.transport.aclose()
+
+
+async def read_views(client: Client, node: str | None) -> list[NodeView]:
+    """The nodes that have GPUs, by name; with `node` that one, whatever it has. Raises NotFound."""
+    if node is None:
+        nodes = (await client.list(Node)).items
+        pods = (await client.list(Pod)).items
+    else:
+        nodes = [await client.get(Node, node)]
+        pods = (await client.list(Pod, field_selector=f"spec.nodeName={node}")).items
+    cluster = await read_cluster(client, nodes, pods)
+    return [view for view in cluster.snapshots() if node is not None or view.gpus or view.problem]
+
+
+async def read_cluster(client: Client, nodes: Sequence[Node], pods: Sequence[Pod]) -> Cluster:
+    """What the scheduler would remember of these objects."""
+    cluster = Cluster(clock=SystemClock(), default_unit=_unit_of_gpushare(nodes))
+    marks = await client.list(ConfigMap, names.UNHEALTHY_NAMESPACE)
+    for config in marks.items:
+        if config.name.startswith(names.UNHEALTHY_PREFIX):
+            text = (config.data or {}).get(names.UNHEALTHY_KEY)
+            cluster.set_unhealthy(config.name.removeprefix(names.UNHEALTHY_PREFIX), text)
+    for node in nodes:
+        cluster.set_node(node)
+    # Pods whose GPU is recorded first, so that the others are counted where room really is.
+    for pod in sorted(pods, key=lambda pod: (names.ALLOCATION not in pod.annotations, pod.key)):
+        cluster.set_pod(pod)
+    return cluster
+
+
+def _unit_of_gpushare(nodes: Sequence[Node]) -> MemoryUnit:
+    """What a unit is on nodes that do not publish it."""
+    for node in nodes:
+        if names.MEMORY_UNIT in node.annotations:
+            continue
+        capacity = node.status.capacity or {}
+        try:
+            units = parse_count(capacity.get(names.GPU_MEM, 0), field=names.GPU_MEM)
+            count = parse_count(capacity.get(names.GPU_COUNT, 0), field=names.GPU_COUNT)
+        except InputError:
+            continue
+        if units and count:
+            return MemoryUnit(1) if units // count > LARGEST_GIB else GIB
+    return GIB

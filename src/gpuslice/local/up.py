@@ -1,0 +1,391 @@
+"""A whole cluster in one process, from a description of its nodes.
+
+Everything that would run on a real cluster runs here as well: the API server is served over HTTPS, the
+extender with its admission route too, scheduler and controllers are clients, and on every node a kubelet
+and an agent speak gRPC over unix sockets. Only the containers are simulated (or local processes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import structlog
+
+from gpuslice.admission.mutate import review, webhook_configuration
+from gpuslice.clock import Clock
+from gpuslice.cluster.feed import ClusterFeed
+from gpuslice.cluster.state import Cluster
+from gpuslice.config.cluster import ClusterPlan, NodePlan
+from gpuslice.errors import NotFound
+from gpuslice.kube.backoff import Backoff
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import KubeObject, Resource, Taint
+from gpuslice.local.apiserver import ApiServer, webhookpost
+from gpuslice.local.apiserver.certificates import issue
+from gpuslice.local.apiserver.serve import Endpoint
+from gpuslice.local.apiserver.serve import serving as serving_api
+from gpuslice.local.controllers import run_controllers
+from gpuslice.local.kubelet.kubelet import Kubelet
+from gpuslice.local.kubelet.node import NodeDescription
+from gpuslice.names import SCHEDULER_NAME
+from gpuslice.node.agent import Agent
+from gpuslice.node.simulated import SimulatedBackend
+from gpuslice.observe.metrics import Metrics
+from gpuslice.observe.serving import Tls
+from gpuslice.observe.serving import serving as serving_http
+from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.extender.app import ExtenderApp
+from gpuslice.scheduler.extender.handlers import Extender
+from gpuslice.scheduler.service import run_scheduler
+
+SCHEDULERS: Final = ("default-scheduler", SCHEDULER_NAME)
+"""Whose pods our own scheduler takes: there is no other in this cluster."""
+WEBHOOKS: Final = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "mutatingwebhookconfigurations",
+    "MutatingWebhookConfiguration",
+    namespaced=False,
+)
+WEBHOOK: Final = "gpuslice"
+"""The name of our MutatingWebhookConfiguration."""
+RESTART: Final = Backoff(base=0.2, cap=10.0)
+SOCKET_ROOM: Final = 60
+"""Bytes that sockets below a node's folder need of the 107 that a socket's path may have."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to run. `port` 0 takes a free one. `database`: keep the objects there from run to run."""
+
+    port: int = 0
+    kubeconfig: Path | None = None
+    database: Path | None = None
+    run_processes: bool = False
+
+
+class LocalCluster:
+    """A running cluster; made by `local_cluster`."""
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        *,
+        endpoint: Endpoint,
+        extender: str,
+        client: Client,
+        cluster: Cluster,
+        feed: ClusterFeed,
+        folder: Path,
+    ) -> None:
+        self.plan = plan
+        self.endpoint = endpoint
+        self.extender = extender
+        """URL of the extender."""
+        self.client = client
+        self.cluster = cluster
+        self.feed = feed
+        self.folder = folder
+        self.folders = _node_folders(plan, folder)
+        """Node name -> what plays /var/lib/kubelet there."""
+        self.kubelets: dict[str, Kubelet] = {}
+        self.agents: dict[str, Component] = {}
+        """Node name -> its agent, for nodes with GPUs."""
+
+    async def changed(self, until: Callable[[], bool]) -> None:
+        """Wait until something holds, looking again whenever nodes or pods have changed."""
+        waker = asyncio.Event()
+
+        def wake(_kind: str, _obj: KubeObject) -> None:
+            waker.set()
+
+        self.feed.listeners.append(wake)
+        try:
+            while not until():
+                await waker.wait()
+                waker.clear()
+        finally:
+            self.feed.listeners.remove(wake)
+
+    async def ready(self) -> None:
+        """Wait until every node offers its GPUs."""
+        await self.changed(lambda: not self.missing())
+
+    def missing(self) -> list[str]:
+        """Nodes that are not there yet or do not offer their GPUs."""
+        return [node.name for node in self.plan.nodes if not self._offers(node)]
+
+    def _offers(self, node: NodePlan) -> bool:
+        view = self.cluster.snapshot(node.name)
+        expected = sum(node.gpus.units_of(gpu) for gpu in node.gpus.gpus if gpu.healthy)
+        return view is not None and view.allocatable_units >= expected
+
+
+class Component:
+    """One part of the cluster, started again when it fails: a bug in one node must not end the others."""
+
+    def __init__(
+        self, name: str, start: Callable[[], Coroutine[None, None, None]], *, clock: Clock, random: Random
+    ) -> None:
+        self.name = name
+        self._start = start
+        self._clock = clock
+        self._random = random
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Run for ever."""
+        failures = 0
+        while True:
+            self._task = asyncio.create_task(self._start(), name=self.name)
+            try:
+                await asyncio.wait([self._task])
+            except asyncio.CancelledError:
+                self._task.cancel()
+                await asyncio.wait([self._task])
+                raise
+            if self._task.cancelled():
+                continue  # `kill`: it comes back, as a DaemonSet's pod would
+            error = self._task.exception()
+            failures += 1
+            _log.error("ended and is started again", component=self.name, exc_info=error)
+            await self._clock.sleep(RESTART.delay(failures, self._random.random))
+
+    def kill(self) -> None:
+        """End it; it is started again at once."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+@asynccontextmanager
+async def local_cluster(
+    plan: ClusterPlan, settings: Settings, *, clock: Clock, random: Random
+) -> AsyncIterator[LocalCluster]:
+    """Run a cluster while the block runs; leaving it ends everything and leaves no file behind.
+
+    The block is entered before the nodes are ready: see `LocalCluster.ready`. Raises InputError if the port
+    is taken.
+    """
+    hook = _OwnWebhook()
+    server = ApiServer(
+        clock=clock,
+        new_uid=lambda: str(uuid.uuid4()),
+        random=random.random,
+        database=settings.database,
+        webhook_post=hook.post,
+    )
+    client = Client(server.transport())
+    with _folder() as folder:
+        await server.start()
+        try:
+            async with (
+                serving_api(
+                    server, clock=clock, port=settings.port, kubeconfig=settings.kubeconfig
+                ) as endpoint,
+                _scheduling(plan, client, folder, clock=clock, random=random) as scheduling,
+            ):
+                hook.url = f"{scheduling.url}/mutate"
+                await _register_webhook(client, hook.url, scheduling.authority)
+                running = LocalCluster(
+                    plan,
+                    endpoint=endpoint,
+                    extender=scheduling.url,
+                    client=client,
+                    cluster=scheduling.cluster,
+                    feed=scheduling.feed,
+                    folder=folder,
+                )
+                for node in plan.nodes:
+                    running.kubelets[node.name] = _kubelet(
+                        running, node, settings.run_processes, clock=clock, random=random
+                    )
+                server.kubelets.update(running.kubelets)
+                async with _nodes(running, clock=clock, random=random):
+                    yield running
+        finally:
+            await server.stop()
+
+
+class _OwnWebhook:
+    """Calls webhooks; our own, which is in this process, without a connection. The answer is the same."""
+
+    def __init__(self) -> None:
+        self.url = ""
+
+    async def post(self, url: str, body: bytes, *, authority: bytes, timeout_s: float) -> bytes:
+        """See `webhookpost.post`."""
+        if url == self.url:
+            return review(body)
+        return await webhookpost.post(url, body, authority=authority, timeout_s=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheduling:
+    url: str
+    authority: bytes
+    cluster: Cluster
+    feed: ClusterFeed
+
+
+@asynccontextmanager
+async def _scheduling(
+    plan: ClusterPlan, client: Client, folder: Path, *, clock: Clock, random: Random
+) -> AsyncIterator[_Scheduling]:
+    """Extender, admission, scheduler and controllers, around one cluster state and one binder."""
+    cluster = Cluster(clock=clock, policy=plan.policy, default_unit=plan.unit)
+    feed = ClusterFeed(client, cluster, clock=clock, random=random.random)
+    binder = Binder(cluster, client, clock=clock, random=random.random)
+    metrics = Metrics()
+    app = ExtenderApp(
+        Extender(cluster, client, binder, metrics),
+        metrics,
+        clock=clock,
+        ready=lambda: feed.synced,
+        admission=review,
+    )
+    certificates = issue(clock)
+    tls = Tls(
+        _secret(folder / "tls.crt", certificates.certificate), _secret(folder / "tls.key", certificates.key)
+    )
+    scheduler = run_scheduler(
+        client,
+        cluster,
+        feed,
+        clock=clock,
+        new_id=lambda: _new_id(random),
+        random=random.random,
+        binder=binder,
+        scheduler_names=SCHEDULERS,
+    )
+    controllers = run_controllers(
+        client,
+        clock=clock,
+        new_id=lambda: _new_id(random),
+        random=random.random,
+        root_ca=certificates.authority.decode(),
+    )
+    async with serving_http(app, host="127.0.0.1", port=0, clock=clock, tls=tls, grace_seconds=1) as (
+        host,
+        port,
+    ):
+        url = f"https://{host}:{port}"
+        try:
+            async with _background(
+                {"scheduler": scheduler, "controllers": controllers, "cluster feed": feed.run()}
+            ):
+                yield _Scheduling(url, certificates.authority, cluster, feed)
+        finally:
+            await binder.aclose()
+
+
+@asynccontextmanager
+async def _nodes(running: LocalCluster, *, clock: Clock, random: Random) -> AsyncIterator[None]:
+    """Every node's kubelet and agent."""
+    parts = []
+    for node in running.plan.nodes:
+        kubelet = running.kubelets[node.name]
+        parts.append(Component(f"kubelet {node.name}", kubelet.run, clock=clock, random=random))
+        if node.gpus.gpus:
+            running.agents[node.name] = _agent(running, node, clock=clock, random=random)
+            parts.append(running.agents[node.name])
+    async with _background({part.name: part.run() for part in parts}):
+        yield
+
+
+@asynccontextmanager
+async def _background(work: Mapping[str, Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """Run these beside the block; if one of them fails, so does the block."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one, name=name) for name, one in work.items()]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _kubelet(
+    running: LocalCluster, node: NodePlan, run_processes: bool, *, clock: Clock, random: Random
+) -> Kubelet:
+    description = NodeDescription(
+        node.name,
+        cpu_milli=node.cpu_milli,
+        memory_mib=node.memory_mib,
+        pods=node.pods,
+        labels=node.labels,
+        taints=tuple(Taint(taint.key, taint.value, taint.effect) for taint in node.taints),
+        address=node.address,
+    )
+    return Kubelet(
+        running.client,
+        description,
+        root=running.folders[node.name],
+        clock=clock,
+        random=Random(random.getrandbits(64)),  # noqa: S311 - a simulation's dice
+        run_processes=run_processes,
+    )
+
+
+def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Random) -> Component:
+    async def start() -> None:
+        await running.kubelets[node.name].ready.wait()
+        await Agent(
+            running.client,
+            node.name,
+            SimulatedBackend(node.gpus.gpus),
+            kubelet_dir=running.folders[node.name],
+            unit=node.gpus.unit,
+            clock=clock,
+            random=random.random,
+        ).run()
+
+    return Component(f"agent {node.name}", start, clock=clock, random=random)
+
+
+async def _register_webhook(client: Client, url: str, authority: bytes) -> None:
+    # A database remembers the one of the last run, whose address and certificate are gone.
+    with suppress(NotFound):
+        await client.delete(WEBHOOKS, WEBHOOK)
+    await client.create(WEBHOOKS, webhook_configuration(url=url, ca=authority))
+
+
+def _node_folders(plan: ClusterPlan, folder: Path) -> dict[str, Path]:
+    """A folder per node, called like it if the sockets' paths stay short enough."""
+    room = 107 - SOCKET_ROOM - len(str(folder).encode())
+    folders = {}
+    for number, node in enumerate(plan.nodes):
+        folders[node.name] = folder / (node.name if len(node.name) <= room else str(number))
+        folders[node.name].mkdir(mode=0o700)
+    return folders
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A private folder with a short path: unix sockets must fit in 107 bytes, also on macOS."""
+    short = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
+    path = Path(tempfile.mkdtemp(prefix="gpuslice-", dir=short if short.is_dir() else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _secret(path: Path, content: bytes) -> Path:
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    return path
+
+
+def _new_id(random: Random) -> str:
+    return f"{random.getrandbits(64):016x}"
