@@ -323,7 +323,8 @@ class NodeTable:
             amounts = {}  # a node that does not say what it has gets no pods
         for name, amount in amounts.items():
             if name not in COUNTED_ELSEWHERE:
-                self._total[self._column_of(name), row] = amount
+                column = self._column_of(name)  # may replace the arrays: first the column, then the array
+                self._total[column, row] = amount
 
     def _column_of(self, name: str) -> int:
         column = self._column.get(name)
@@ -335,7 +336,8 @@ class NodeTable:
 
     def _charge(self, row: int, footprint: Footprint, sign: int) -> None:
         for name, amount in footprint.amounts:
-            self._used[self._column_of(name), row] += sign * amount
+            column = self._column_of(name)
+            self._used[column, row] += sign * amount
         self._used[3, row] += sign
 
     def _tally(self, tenant: Tenant, sign: int) -> None:
