@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -166,6 +167,30 @@ async def test_pod_resources_lists_apps_and_sidecars_but_no_init_containers() ->
         with pytest.raises(RpcError, match="not found"):
             await client.get(PodName("default", "other"))
         assert len(await client.allocatable()) == 64
+        await client.aclose()
+
+
+async def test_a_list_in_the_middle_of_an_admission_shows_what_the_pod_has_so_far() -> None:
+    """And takes nothing away from it: a pod under admission counts as active."""
+    async with world() as node:
+        plugin = Plugin(IDS)
+        client = PodResourcesClient(node.pod_resources)
+        seen: list[frozenset[str]] = []
+
+        async def allocate(requests: Sequence[Sequence[str]]) -> Sequence[ContainerAllocation]:
+            for pod in await client.list():
+                seen.extend(one.ids(RESOURCE) for one in pod.containers)
+            plugin.allocated.extend(frozenset(ids) for ids in requests)
+            return [ContainerAllocation() for _ in requests]
+
+        plugin.allocate = allocate  # type: ignore[method-assign]
+        await node.serve(plugin)
+        await node.create("p", container("a", 2), container("b", 2))
+        await node.phase("p", "Running")
+        first, second = plugin.allocated
+        assert seen == [frozenset(), frozenset(), first, frozenset()]
+        (pod,) = await client.list()
+        assert [one.ids(RESOURCE) for one in pod.containers] == [first, second]
         await client.aclose()
 
 

@@ -15,7 +15,8 @@ from gpuslice.errors import ApiError, Unavailable
 from gpuslice.kube.client import Response, Transport
 from gpuslice.kube.wire import ConfigMap, Event, Node, Pod
 from gpuslice.local.kubelet import node as nodes
-from gpuslice.local.kubelet.podspec import LEASES, Lease
+from gpuslice.local.kubelet.podspec import LEASES, Lease, RunPod
+from gpuslice.local.kubelet.statuswriter import StatusWriter
 from gpuslice.local.streams import LogOptions
 
 
@@ -236,6 +237,32 @@ async def test_a_pod_deleted_while_it_waits_for_admission_never_starts() -> None
         plugin.allocate_gate.set()
         await here.phase("busy", "Running")
         assert len(plugin.allocated) == 1
+
+
+async def test_what_changes_faster_than_it_is_sent_is_sent_once() -> None:
+    """The pod's latest status, however often it was marked meanwhile."""
+
+    class Worker:
+        def __init__(self, pod: RunPod) -> None:
+            self.pod = pod
+            self.phase = "Pending"
+
+        def status(self) -> dict[str, object]:
+            return {"phase": self.phase}
+
+    async with world() as here:
+        gate = gated(here)
+        made = await here.create("p", nodeName="elsewhere")
+        worker = Worker(RunPod(metadata=made.metadata))
+        writer = StatusWriter(here.client, clock=here.clock, random=lambda: 0.0)
+        writer.mark(worker)
+        worker.phase = "Running"
+        writer.mark(Worker(worker.pod))
+        writer.mark(worker)
+        sending = asyncio.create_task(writer.run())
+        await here.phase("p", "Running")
+        sending.cancel()
+        assert gate.status_writes == 1
 
 
 async def test_an_outage_of_the_api_server_is_waited_out() -> None:

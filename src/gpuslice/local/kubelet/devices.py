@@ -130,10 +130,10 @@ class Devices:
         except InputError as error:
             raise RpcError(RpcCode.UNKNOWN, str(error)) from error
         endpoint = _Endpoint(registration, client)
-        old = self._endpoints.pop(registration.resource, None)
-        if old is not None:
-            await old.close()
+        old = self._endpoints.get(registration.resource)
         self._endpoints[registration.resource] = endpoint
+        if old is not None:
+            await old.close()  # first, so that its end is not taken for the new one's
         self.manager.connect(registration.resource)
         endpoint.task = asyncio.create_task(
             self._follow(registration.resource, endpoint), name=f"ListAndWatch {registration.resource}"
@@ -149,11 +149,10 @@ class Devices:
         except RpcError as error:
             reason = error.as_go_prints_it
         _log.info("a device plugin is gone", resource=resource, reason=reason)
-        if self._endpoints.get(resource) is endpoint:
-            # It stays in the table, as in the kubelet: calls fail with what gRPC says.
-            self.manager.disconnect(resource, self._clock.monotonic())
-            self._expire_later()
-            self._on_change()
+        # It stays in the table, as in the kubelet: calls fail with what gRPC says.
+        self.manager.disconnect(resource, self._clock.monotonic())
+        self._expire_later()
+        self._on_change()
 
     def _expire_later(self) -> None:
         async def expire() -> None:
