@@ -38,9 +38,7 @@ def messages(folder: Path) -> dict[str, dict[str, tuple[int, str]]]:
         for old, new in GO_ALIAS.items():
             prefix = (prefix + ".").replace(old, new).rstrip(".")
         for name, body in re.findall(r"^message (\w+) \{(.*?)^\}", text, re.M | re.S):
-            fields = re.findall(
-                r"(?:optional|repeated|required)?\s*(map<[^>]*>|[\w.]+) (\w+) = (\d+)", body
-            )
+            fields = re.findall(r"(?:optional|repeated|required)?\s*(map<[^>]*>|[\w.]+) (\w+) = (\d+)", body)
             found[f"{prefix}.{name}"] = {
                 field: (int(number), kind if "." in kind or kind[0].islower() else f"{prefix}.{kind}")
                 for kind, field, number in fields
@@ -54,7 +52,9 @@ def pointers(folder: Path) -> set[tuple[str, str]]:
     for file in sorted(folder.rglob("types.go")):
         package = "io.k8s." + ".".join(file.parent.parts[file.parent.parts.index(folder.name) + 1 :])
         for name, body in re.findall(r"^type (\w+) struct \{(.*?)^\}", file.read_text(), re.M | re.S):
-            for field in re.findall(r"\*(?:u?int\d*|bool|string|\w+Policy\w*|\w+Mode|\w+Type)\s+`json:\"([\w-]+)", body):
+            for field in re.findall(
+                r"\*(?:u?int\d*|bool|string|\w+Policy\w*|\w+Mode|\w+Type)\s+`json:\"([\w-]+)", body
+            ):
                 found.add((f"{package}.{name}", field))
     return found
 
@@ -90,16 +90,24 @@ def main() -> None:
             case "array":
                 return f"[{show(schema['items'])}]"
             case "object":
-                return f"{{{show(schema['additionalProperties'])}}}" if "additionalProperties" in schema else "any"
+                return (
+                    f"{{{show(schema['additionalProperties'])}}}"
+                    if "additionalProperties" in schema
+                    else "any"
+                )
             case "string":
                 return {"byte": "bytes", "date-time": "time"}.get(schema.get("format", ""), "string")
             case "integer" | "boolean" | "number" as kind:
                 return kind
         return "any"
 
-    print("# The Kubernetes API 1.36: types, fields, protobuf numbers, merge keys. Made by tests/apiserver/make_schema.py;")
+    print(
+        "# The Kubernetes API 1.36: types, fields, protobuf numbers, merge keys. Made by tests/apiserver/make_schema.py;"
+    )
     print("# do not edit. Facts of Kubernetes (Apache-2.0, The Kubernetes Authors).")
-    print("# type NAME [atomic] / <tab> field number type [! required] [pointer] [merge=key] [retain] [keys=..] [set] [atomic] [default=..]")
+    print(
+        "# type NAME [atomic] / <tab> field number type [! required] [pointer] [merge=key] [retain] [keys=..] [set] [atomic] [default=..]"
+    )
     for name, schema in sorted(schemas.items()):
         properties = schema.get("properties")
         if not properties or name in SPECIAL or name.endswith("List"):
@@ -108,7 +116,11 @@ def main() -> None:
             continue
         if ".admissionregistration." in name and ("Policy" in name or "Param" in name):
             continue
-        print("type", name.removeprefix("io.k8s."), *(["atomic"] if schema.get("x-kubernetes-map-type") == "atomic" else []))
+        print(
+            "type",
+            name.removeprefix("io.k8s."),
+            *(["atomic"] if schema.get("x-kubernetes-map-type") == "atomic" else []),
+        )
         numbers = inline(name, set(properties))
         for field, one in sorted(properties.items()):
             words = [field, numbers.get(field, "0"), show(one)]

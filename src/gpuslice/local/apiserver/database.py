@@ -45,10 +45,9 @@ class Database:
         versions = dict(self._file.execute("SELECT what, value FROM versions"))
         rows = self._file.execute("SELECT api_group, plural, object FROM objects").fetchall()
         self._store.version = max(self._store.version, versions.get("clean") or versions.get("reserved", 0))
+        self._store.floor = self._store.version if versions else 0
         for group, plural, raw in rows:
             self._store.collection((group, plural)).restore(msgspec.json.decode(raw))
-        for collection in self._store.collections():
-            collection.forget_history()
         self._store.dirty = {}
         self._file.execute("DELETE FROM versions WHERE what = 'clean'")
         self._reserve()

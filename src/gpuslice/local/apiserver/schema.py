@@ -65,6 +65,8 @@ class Struct:
     atomic: bool = False
     open: bool = False
     """Keeps fields that it does not know (x-kubernetes-preserve-unknown-fields)."""
+    go: bool = False
+    """Is a Go struct: empty lists and maps vanish (omitempty), as they do not in custom resources."""
 
 
 _SCALARS = {
@@ -129,7 +131,7 @@ def struct(name: str) -> Struct | None:
             "atomic" in options,
             options.get("default", ""),
         )
-    return Struct(name, fields, atomic)
+    return Struct(name, fields, atomic, go=True)
 
 
 _PACKAGES = {
@@ -235,11 +237,11 @@ def _settle_struct(value: Json, shape: Struct, path: str, unknown: list[str], wh
                 unknown.append(f"{path}.{key}" if path else key)
                 drop = [*drop, key] if drop else [key]
             continue
-        if one is None:
-            drop = [*drop, key] if drop else [key]
-            continue
         kind = known.type
         name = kind.name
+        if one is None or (not one and shape.go and name in ("map", "list") and not known.required):
+            drop = [*drop, key] if drop else [key]
+            continue
         if name == "string":
             if type(one) is not str:
                 raise _wrong(one, shape, f"{path}.{key}", kind, what)

@@ -69,7 +69,7 @@ class Collection:
         self._spaces: dict[str, dict[str, Entry]] = {}
         self._order: dict[str, list[Entry]] = {}
         self._history: deque[Event] = deque()
-        self._forgotten = store.version
+        self._forgotten = store.floor
         """The version up to which history is lost: a watch must start at or after it."""
 
     def __len__(self) -> int:
@@ -153,17 +153,9 @@ class Collection:
         for index in range(start, len(self._history)):
             yield self._history[index]
 
-    def forget_history(self) -> None:
-        """Drop the history, so that every watch from an older version gets 410 (for tests and restores)."""
-        self._history.clear()
-        self._forgotten = self._store.version
-
-    def namespaces(self) -> Iterable[str]:
-        """The namespaces that hold objects of this kind."""
-        return tuple(self._spaces)
-
     def _check(self, version: int) -> None:
-        if version < self._forgotten:
+        if version < self._forgotten or version > self._store.version:
+            # A version from the future is one of another life of this server: its client must list again too.
             raise expired(f"too old resource version: {version} ({self._forgotten})")
 
     def _publish(self, event: Event) -> None:
@@ -178,6 +170,8 @@ class Store:
 
     def __init__(self) -> None:
         self.version = 1
+        self.floor = 0
+        """The version that a restart began with: of what was before, no history is left."""
         self.dirty: dict[tuple[tuple[str, str], Key], Entry | None] | None = None
         """What a database has still to write; None where there is no database."""
         self._collections: dict[tuple[str, str], Collection] = {}
