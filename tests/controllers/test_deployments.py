@@ -79,20 +79,24 @@ async def test_an_update_that_never_becomes_ready_keeps_the_old_pods_and_times_o
 
 
 async def test_recreate_waits_for_the_last_old_pod() -> None:
+    """Also for those that are still terminating: they hold what the new ones need."""
     async with world() as it:
         await it.create(workload("Deployment", replicas=3, strategy={"type": "Recreate"}))
         await it.status("Deployment", "web", availableReplicas=3)
-        mixed: list[set[str]] = []
-
-        async def both() -> bool:
-            mixed.append({pod["spec"]["containers"][0]["image"] for pod in await it.list("Pod")})
-            return False
-
-        watcher = asyncio.create_task(it.until(both, 60))
+        it.may_end.clear()
         await it.patch("Deployment", "web", {"spec": {"template": template("app:2")}})
+
+        async def scaled_down() -> bool:
+            return await revisions(it) == {"1": 0, "2": 0}
+
+        await it.until(scaled_down)
+        await it.patch("Deployment", "web", {"metadata": {"annotations": {"look": "again"}}})
+        await it.patch("Deployment", "web", {"spec": {"minReadySeconds": 1}})
+        await it.status("Deployment", "web", replicas=0)
+        assert it.pods_created == 3
+        await it.patch("Deployment", "web", {"spec": {"minReadySeconds": 0}})
+        it.may_end.set()
         await it.status("Deployment", "web", replicas=3, updatedReplicas=3, availableReplicas=3)
-        watcher.cancel()
-        assert max(len(images) for images in mixed) == 1
 
 
 async def test_a_paused_deployment_scales_but_does_not_roll() -> None:
@@ -218,6 +222,35 @@ async def test_controllers_that_crash_and_start_again_make_no_pod_twice() -> Non
         last.cancel()
         await asyncio.gather(last, return_exceptions=True)
         assert it.pods_created == 200
+
+
+async def test_an_old_picture_of_the_pods_leads_to_no_second_one() -> None:
+    """The watch is behind: what was created and deleted already is not created and deleted again."""
+    async with world() as it:
+        it.pods_visible.clear()
+        await it.create(workload("ReplicaSet", replicas=5))
+
+        async def made() -> bool:
+            return it.pods_created == 5
+
+        await it.until(made)
+        await it.patch("ReplicaSet", "web", {"spec": {"minReadySeconds": 1}})
+        await it.status("ReplicaSet", "web", replicas=0)
+        assert it.pods_created == 5
+        it.pods_visible.set()
+        await it.status("ReplicaSet", "web", readyReplicas=5)
+        it.pods_visible.clear()
+        await it.patch("ReplicaSet", "web", {"spec": {"replicas": 3}})
+
+        async def ended() -> bool:
+            return len(it.pods_deleted) == 2
+
+        await it.until(ended)
+        await it.patch("ReplicaSet", "web", {"spec": {"minReadySeconds": 0}})
+        await it.status("ReplicaSet", "web", replicas=5)
+        it.pods_visible.set()
+        await it.status("ReplicaSet", "web", replicas=3, readyReplicas=3)
+        assert (it.pods_created, len(it.pods_deleted)) == (5, 2)
 
 
 async def test_a_thousand_pods_are_created_at_300_a_second() -> None:

@@ -66,6 +66,25 @@ def test_every_rolling_update_ends_within_its_bounds(
     assert (new, sum(old.values())) == (replicas, 0)
 
 
+sizes = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(lambda two: (max(two), min(two)))
+
+
+@given(st.integers(1, 12), limits, limits, sizes, st.lists(sizes, max_size=3))
+def test_no_step_takes_pods_that_are_needed(
+    replicas: int, surge: int | str, unavailable: int | str, new: tuple[int, int], old: list[tuple[int, int]]
+) -> None:
+    """Even if what is taken happens to be available: no fewer than promised, or than there were."""
+    wish = spec(replicas, surge, unavailable)
+    least = replicas - fenceposts(wish)[1]
+    olds = [Size(f"old{n}", wanted, available, (f"{n}", "")) for n, (wanted, available) in enumerate(old)]
+    after = shrink(wish, Size("new", *new, ("9", "")), olds)
+    left = new[1]
+    for one in olds:
+        taken = one.wanted - after.get(one.name, one.wanted)
+        left += one.available - max(0, taken - (one.wanted - one.available))
+    assert left >= min(least, new[1] + sum(one.available for one in olds))
+
+
 @given(st.integers(0, 30), st.integers(0, 30), limits, st.lists(st.integers(1, 9), min_size=2, max_size=4))
 def test_scaling_in_the_middle_of_a_rollout_keeps_the_sum(
     before: int, after: int, surge: int | str, sizes: list[int]

@@ -80,6 +80,7 @@ async def test_an_update_goes_from_the_highest_down_to_the_partition() -> None:
         item = await it.status("StatefulSet", "web", readyReplicas=4, updatedReplicas=4, currentReplicas=4)
         assert item["status"]["currentRevision"] == item["status"]["updateRevision"]
         assert set((await images(it)).values()) == {"app:2"}
+        assert it.pods_deleted == ["web-3", "web-2", "web-0", "web-1", "web-0"]
         history = await it.list("ControllerRevision")
         assert sorted(one["revision"] for one in history) == [1, 2]
         assert all(one["data"]["spec"]["template"]["$patch"] == "replace" for one in history)

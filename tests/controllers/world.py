@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import random
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -68,12 +68,19 @@ class World:
         self.transport = server.transport()
         self.clock = clock
         self.wakes: set[asyncio.Event] = set()
+        self._endings: set[asyncio.Task[None]] = set()
         self.pods_created = 0
         self.pods_deleted: list[str] = []
         self.decide: Callable[[Json], str] = lambda pod: "ready"
         """What becomes of a new pod: "ready", "pending", "running", "succeeded", "failed"."""
         self.refuses: Callable[[str, str], bool] = lambda method, path: False
         """Which requests of the controllers the server refuses (403), as a quota or a webhook would."""
+        self.pods_visible = asyncio.Event()
+        """While it is not set, the controllers' watch of pods brings nothing: their picture is old."""
+        self.pods_visible.set()
+        self.may_end = asyncio.Event()
+        """While it is not set, pods that are being deleted keep terminating."""
+        self.may_end.set()
 
     async def call(self, method: str, path: str, body: object = None, **query: str) -> Json:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -176,9 +183,9 @@ class World:
             return
         if meta.get("deletionTimestamp"):
             if meta.get("deletionGracePeriodSeconds"):
-                body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
-                with contextlib.suppress(NotFound):
-                    await self.call("DELETE", RESOURCES["Pod"].path(meta["namespace"], meta["name"]), body)
+                ending = asyncio.create_task(self.end(meta))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
         elif kind == "ADDED":
             state = self.decide(pod)
             if state != "pending":
@@ -186,6 +193,12 @@ class World:
                     if not pod["spec"].get("nodeName"):
                         await self.bind(pod)
                     await self.mark(pod, state)
+
+    async def end(self, meta: Json) -> None:
+        await self.may_end.wait()
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+        with contextlib.suppress(NotFound):
+            await self.call("DELETE", RESOURCES["Pod"].path(meta["namespace"], meta["name"]), body)
 
     async def bind(self, pod: Json) -> None:
         """To the node that a DaemonSet's pod names, else to n1."""
@@ -212,6 +225,18 @@ class PickyTransport(LocalTransport):
         if self._it.refuses(method, path):
             return Response(403, b'{"kind":"Status","message":"quota exceeded","code":403}')
         return await super().request(method, path, **options)
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, path: str, *, query: Mapping[str, str]
+    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        async with super().stream(path, query=query) as (status, lines):
+            yield status, self._held(lines) if path.endswith("/pods") else lines
+
+    async def _held(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for line in lines:
+            await self._it.pods_visible.wait()
+            yield line
 
 
 @asynccontextmanager

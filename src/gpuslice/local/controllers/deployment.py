@@ -34,7 +34,7 @@ from gpuslice.local.controllers.objects import (
 from gpuslice.local.controllers.podcontrol import claim
 from gpuslice.local.controllers.pods import active, owner_reference, safe_letters
 from gpuslice.local.controllers.rollout import Size, fenceposts, grow, proportional, shrink
-from gpuslice.local.controllers.runtime import Controller, Shared
+from gpuslice.local.controllers.runtime import Controller, Shared, settle_seconds
 
 HASH_LABEL: Final = "pod-template-hash"
 REVISION: Final = "deployment.kubernetes.io/revision"
@@ -67,7 +67,10 @@ class DeploymentController(Controller):
         for ref in item.metadata.owner_references:
             if ref.controller:
                 if ref.kind == "Deployment":
-                    self.queue.add(f"{item.namespace}/{ref.name}")
+                    counts = before is not None and after is not None and before.spec == after.spec
+                    self.queue.add_after(
+                        f"{item.namespace}/{ref.name}", settle_seconds(item.spec.replicas) if counts else 0.0
+                    )
                 return
         for owner in self._deployments.in_namespace(item.namespace):
             if not owner.selects.empty and owner.selects.matches(item.labels):

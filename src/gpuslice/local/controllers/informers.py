@@ -46,6 +46,10 @@ class Informer(Generic[M]):
         """Those whose controlling owner has that uid."""
         return [self.items[key] for key in self._by_controller.get(uid, ())]
 
+    def count_controlled_by(self, uid: str) -> int:
+        """How many those are."""
+        return len(self._by_controller.get(uid, ()))
+
     def free_in(self, namespace: str) -> list[M]:
         """Those of the namespace that have no controller: candidates for adoption."""
         return [self.items[key] for key in self._free.get(namespace, ())]

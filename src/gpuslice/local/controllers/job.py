@@ -211,7 +211,10 @@ class JobController(Controller):
         elif done:
             wanted = min(wanted, len(running))
         if len(running) > wanted:
-            await self._control.delete_some(item, deletion_order(running)[: len(running) - wanted])
+            doomed = deletion_order(running)[: len(running) - wanted]
+            # What we stop has not failed: without the finalizer it is not counted.
+            await self._release(doomed)
+            await self._control.delete_some(item, doomed)
         elif len(running) < wanted:
             wait = self._retries[item.uid].not_before - self.shared.clock.monotonic()
             if wait > 0:
@@ -244,12 +247,14 @@ class JobController(Controller):
             status = _with(status, Condition("FailureTarget", "True", failure.reason, failure.message), now)
             if settled and not status.terminating:
                 status = _with(status, Condition("Failed", "True", failure.reason, failure.message), now)
+                self.queue.add(item.key)
                 self.shared.record(item, "Warning", failure.reason, failure.message)
         elif _enough(item, status) and settled:
             reason, text = "CompletionsReached", "Reached expected number of succeeded pods"
             status = _with(status, Condition("SuccessCriteriaMet", "True", reason, text), now)
             status = _with(status, Condition("Complete", "True", reason, text), now)
             status = replace(status, completion_time=now)
+            self.queue.add(item.key)  # its time to live begins
             self.shared.record(item, "Normal", "Completed", "Job completed")
         await self.write_status(self._jobs, item, status)
 

@@ -17,7 +17,7 @@ from gpuslice.local.controllers.pods import (
     ready,
     set_condition,
 )
-from gpuslice.local.controllers.runtime import EXPECTATION_SECONDS, SETTLE_SECONDS, Controller, Shared
+from gpuslice.local.controllers.runtime import EXPECTATION_SECONDS, Controller, Shared, settle_seconds
 
 
 class ReplicaSetController(Controller):
@@ -94,14 +94,15 @@ def pod_listener(controller: Controller, kind: type[Managed]) -> Callable[[Pod |
 
     Comings and goings count at once, changes of status after a moment, together.
     """
-    owners = controller.shared.informers.of(kind)
+    owners, pods = controller.shared.informers.of(kind), controller.shared.informers.of(Pod)
 
     def wake(pod: Pod, *, at_once: bool) -> None:
         for ref in pod.metadata.owner_references:
             if ref.controller:
                 if ref.kind == kind.resource.kind:
                     key = f"{pod.namespace}/{ref.name}"
-                    controller.queue.add_after(key, 0.0 if at_once else SETTLE_SECONDS)
+                    wait = 0.0 if at_once else settle_seconds(pods.count_controlled_by(ref.uid))
+                    controller.queue.add_after(key, wait)
                 return
         for owner in owners.in_namespace(pod.namespace):
             selector = owner.selects  # type: ignore[attr-defined]

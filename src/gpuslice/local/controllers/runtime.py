@@ -27,7 +27,8 @@ from gpuslice.local.controllers.objects import Json, Managed, status_patch
 WORKERS: Final = 5
 """Keys of one controller worked on at the same time."""
 SETTLE_SECONDS: Final = 0.05
-"""Pods change in bursts: a change of status waits this long for company before its owner is reconciled."""
+"""Objects change in bursts: a change of status waits at most this long for company before its owner is
+reconciled. The fewer dependents there are to count, the shorter."""
 EXPECTATION_SECONDS: Final = 300.0
 """A write whose outcome never shows is given up after this long (client-go's ExpectationsTimeout)."""
 
@@ -123,8 +124,16 @@ class Controller(ABC):
                 tasks.create_task(self._work())
 
     def own(self, informer: Informer[M]) -> None:
-        """Reconcile an object whenever it changes, appears or vanishes."""
-        informer.listeners.append(lambda before, after: self.queue.add((after or before).key))  # type: ignore[union-attr]
+        """Reconcile an object whenever it appears, vanishes, or somebody wants something else of it.
+
+        A change of nothing but its status is our own doing, and not to be answered with another one.
+        """
+
+        def listen(before: M | None, after: M | None) -> None:
+            if before is None or after is None or _wishes(before) != _wishes(after):
+                self.queue.add((after or before).key)  # type: ignore[union-attr]
+
+        informer.listeners.append(listen)
 
     async def write_status(self, informer: Informer[M], item: M, status: Wire) -> M:
         """Write a status if it differs from the object's. Returns the object as it is afterwards."""
@@ -163,6 +172,18 @@ class Controller(ABC):
                 self.queue.forget(key)
             finally:
                 self.queue.done(key)
+
+
+def settle_seconds(dependents: int) -> float:
+    """How long to wait for more changes, when reconciling means to look at so many objects."""
+    return min(SETTLE_SECONDS, dependents * SETTLE_SECONDS / 100)
+
+
+def _wishes(item: Managed) -> tuple[object, ...]:
+    """Everything but status: the generation stands for the spec."""
+    meta = item.metadata
+    own = (meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers, meta.owner_references)
+    return (*own, meta.labels, meta.annotations)
 
 
 def _namespace_going(error: GpuSliceError) -> bool:
