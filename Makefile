@@ -29,7 +29,7 @@ $(VENV)/.ready: $(UV) pyproject.toml uv.lock
 	@touch $@
 
 demo: $(VENV)/.ready ## Start a cluster in one process, share its GPUs, check what happened, end
-	@$(BIN)/python -m gpuslice.local.demo
+	@$(BIN)/python -m gpuslice.cli.demo
 
 up: $(VENV)/.ready ## Start a cluster and keep it up for kubectl (Ctrl-C ends it)
 	@$(BIN)/gpuslice up --cluster examples/clusters/laptop.yaml
