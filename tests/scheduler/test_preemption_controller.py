@@ -9,8 +9,8 @@ KUBE = "default-scheduler"
 
 async def fill(lab: Lab) -> None:
     """2 x 3 GiB free on n1: the sum is 6, no single GPU has 5."""
-    await lab.node("n1", [8, 8])
-    for name, priority in (("low", 1), ("mid", 5)):
+    await lab.node("n1", [8, 8], labels={"kind": "first"})
+    for name, priority in (("low", -5), ("mid", -1)):
         await lab.pod(name, 5, priority=priority, scheduler=KUBE)
         await lab.place(name, "n1")
 
@@ -54,24 +54,35 @@ async def test_evicts_once_however_often_the_pod_is_reported() -> None:
 
 
 async def _left_alone(lab: Lab, name: str) -> None:
-    """Nothing was done for the pod by the time that another one's room was made."""
+    """Nothing is done for the pod, although two rounds after it make room for others."""
     await lab.node("n9", [8, 8], labels={"witness": "yes"})
+    on_n9 = {"nodeSelector": {"witness": "yes"}, "scheduler": KUBE}
     for low in ("w1", "w2"):
-        await lab.pod(low, 5, scheduler=KUBE, nodeSelector={"witness": "yes"})
+        await lab.pod(low, 5, **on_n9)
         await lab.place(low, "n9")
-    await lab.pod("witness", 5, priority=1000, scheduler=KUBE, nodeSelector={"witness": "yes"})
-    await lab.give_up("witness")
-    await lab.until(lambda: bool(lab.pods["witness"].status.nominated_node_name), "witness nominated")
+    for witness in ("witness1", "witness2"):
+        await lab.pod(witness, 5, priority=1000, **on_n9)
+        await lab.give_up(witness)
+        await lab.until(lambda: bool(lab.pods[witness].status.nominated_node_name), f"{witness} nominated")  # noqa: B023
     assert not lab.pods[name].status.nominated_node_name
     assert all(lab.pods[n].metadata.deletion_timestamp is None for n in ("low", "mid"))
 
 
-async def test_no_room_for_pods_without_priority_or_of_our_own_scheduler() -> None:
+PINNED = {"nodeSelector": {"kind": "first"}}
+
+
+async def test_no_room_for_pods_without_priority() -> None:
     async with laboratory(scheduler=False, controller=True) as lab:
         await fill(lab)
-        await lab.pod("high", 5, scheduler=KUBE, nodeSelector={"witness": "no"})
+        await lab.pod("high", 5, scheduler=KUBE, **PINNED)
         await lab.give_up("high")
-        await lab.pod("ours", 5, priority=100)
+        await _left_alone(lab, "high")
+
+
+async def test_pods_of_our_own_scheduler_are_left_to_it() -> None:
+    async with laboratory(scheduler=False, controller=True) as lab:
+        await fill(lab)
+        await lab.pod("ours", 5, priority=100, **PINNED)
         await lab.give_up("ours")
         await _left_alone(lab, "ours")
 
@@ -80,7 +91,7 @@ async def test_kube_schedulers_own_preemption_is_not_doubled() -> None:
     """Where the sum is short as well, kube-scheduler preempts by itself."""
     async with laboratory(scheduler=False, controller=True) as lab:
         await fill(lab)
-        await lab.pod("high", 8, priority=100, scheduler=KUBE, nodeSelector={})
+        await lab.pod("high", 8, priority=100, scheduler=KUBE, **PINNED)
         await lab.give_up("high")
         await _left_alone(lab, "high")
 
@@ -89,6 +100,7 @@ async def test_pod_that_fits_somewhere_needs_no_victims() -> None:
     """Its condition is out of date: its scheduler will place it at the next try."""
     async with laboratory(scheduler=False, controller=True) as lab:
         await fill(lab)
-        await lab.pod("high", 3, priority=100, scheduler=KUBE)
+        await lab.node("n2", [8], labels={"kind": "first"})
+        await lab.pod("high", 5, priority=100, scheduler=KUBE, **PINNED)
         await lab.give_up("high")
         await _left_alone(lab, "high")

@@ -7,6 +7,18 @@ from lab import PDB, api_server, laboratory, pod_body
 from gpuslice import names
 from gpuslice.kube.wire import ConfigMap, Node, Pod
 
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+
+def budget(app: str) -> dict[str, object]:
+    """No pod of that app may be evicted."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "keep"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
+    }
+
 
 async def test_places_shares_on_one_gpu_and_says_so() -> None:
     """The first pod of the first day: bound, annotated, with a Scheduled event."""
@@ -139,6 +151,19 @@ async def test_burst_is_never_overcommitted() -> None:
             assert "Insufficient GPU Memory in one device" in await lab.waits(name)
 
 
+async def test_burst_never_overcommits_cpu() -> None:
+    """Each decision counts the ones before it, whose bindings are still on their way."""
+    async with laboratory() as lab:
+        await lab.node("n1", cpu="4")
+        await lab.node("n2", cpu="4")
+        await asyncio.gather(*(lab.pod(f"p{i}", cpu="1") for i in range(12)))
+        await lab.until(lambda: sum(bool(p.spec.node_name) for p in lab.pods.values()) >= 8)
+        waiting = [name for name, pod in lab.pods.items() if not pod.spec.node_name]
+        assert len(waiting) == 4
+        for name in waiting:
+            assert await lab.waits(name) == "0/2 nodes are available: 2 Insufficient cpu."
+
+
 async def test_preempts_the_pods_of_one_gpu() -> None:
     """Fewest and least important victims that free one GPU; the others stay; the pod gets the room."""
     async with laboratory() as lab:
@@ -203,18 +228,11 @@ async def test_budget_protects_and_others_are_tried() -> None:
     """A pod under a disruption budget of 0 stays; the more important one on the other GPU goes instead."""
     async with laboratory() as lab:
         await lab.node("n1", [10, 10])
-        budget = {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": {"name": "keep"},
-            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "precious"}}},
-        }
-        await lab.client.create(PDB, budget, "default")
+        await lab.client.create(PDB, budget("precious"), "default")
         for name, priority in (("precious", 1), ("other", 2)):
             await lab.pod(name, 10, priority=priority)
             await lab.bound(name)
-            running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-            await lab.client.patch(Pod, name, {"status": running}, "default", subresource="status")
+            await lab.client.patch(Pod, name, {"status": READY}, "default", subresource="status")
         await lab.pod("high", 10, priority=100)
         await lab.until(lambda: lab.pods["other"].metadata.deletion_timestamp is not None)
         assert lab.pods["precious"].metadata.deletion_timestamp is None
@@ -238,6 +256,53 @@ async def test_two_pods_preempt_two_gpus_of_one_node_at_once() -> None:
         await lab.bound("high1")
         await lab.bound("high2")
         assert {lab.pods[n].annotations[names.MEM_IDX] for n in ("high1", "high2")} == {"0", "1"}
+
+
+async def test_preempts_where_it_costs_least() -> None:
+    """Across nodes: the least important victim, wherever it is."""
+    async with laboratory() as lab:
+        for node, priority in (("n1", 5), ("n2", 1), ("n3", 9)):
+            await lab.node(node, [10], labels={"n": node})
+            await lab.pod(f"on-{node}", 10, priority=priority, nodeSelector={"n": node})
+            await lab.bound(f"on-{node}")
+        await lab.pod("high", 10, priority=100)
+        await lab.until(lambda: lab.pods["high"].status.nominated_node_name == "n2")
+        await lab.end("on-n2")
+        assert await lab.bound("high") == "n2"
+        assert all(lab.pods[f"on-{n}"].metadata.deletion_timestamp is None for n in ("n1", "n3"))
+
+
+async def test_nobody_leaves_for_nothing() -> None:
+    """Two would have to go and a budget protects one of them: then neither goes, and the pod says why."""
+    async with laboratory() as lab:
+        await lab.node("n1", [10])
+        await lab.client.create(PDB, budget("precious"), "default")
+        for name in ("plain", "precious"):
+            await lab.pod(name, 5)
+            await lab.bound(name)
+            await lab.client.patch(Pod, name, {"status": READY}, "default", subresource="status")
+        await lab.pod("high", 10, priority=100)
+        await lab.waits("high", "protected by disruption budgets")
+        assert all(lab.pods[n].metadata.deletion_timestamp is None for n in ("plain", "precious"))
+
+
+async def test_two_nominated_pods_do_not_wait_for_each_other() -> None:
+    """One of the two GPUs fails while their victims end: the earlier of the two gets what is left."""
+    async with laboratory() as lab:
+        await lab.node("n1", [10, 10])
+        for name in ("low1", "low2"):
+            await lab.pod(name, 10)
+            await lab.bound(name)
+        for name in ("high1", "high2"):
+            await lab.pod(name, 10, priority=100)
+            await lab.waits(name, "must leave")
+        config = {"metadata": {"name": "unhealthy-gpu-n1"}, "data": {"gpus": "1"}}
+        await lab.client.create(ConfigMap.resource, config, "kube-system")
+        await lab.until(lambda: not lab.cluster.fleet.rooms("n1")[1].healthy)
+        await lab.end("low1")
+        await lab.end("low2")
+        assert await lab.bound("high1") == "n1"
+        assert not lab.pods["high2"].spec.node_name
 
 
 async def test_preferred_affinity_and_soft_taints_steer() -> None:
@@ -325,7 +390,7 @@ async def test_api_server_away_at_bind_is_survived() -> None:
         await lab.node("n1", [8])
         await lab.until(lambda: lab.cluster.node_names() == ["n1"])
         lab.weather.cut = True
-        await lab.pod("a", 8)
+        await lab.pod("a", 8, cpu="8")  # all that the node has
         async with asyncio.timeout(5):
             await lab.weather.refused.wait()
         lab.weather.cut = False

@@ -160,6 +160,14 @@ def test_edited_pod_is_tried_again(queue: SchedulingQueue) -> None:
     assert names(queue) == ["a"]
 
 
+def test_pod_edited_during_its_decision_is_tried_again(queue: SchedulingQueue) -> None:
+    queue.set(facts("a"))
+    queue.pop_nowait()
+    queue.set(facts("a", nodeSelector={"x": "y"}))
+    queue.wait("a", Cause.SELF)
+    assert names(queue) == ["a"]
+
+
 def test_safety_flush_after_five_minutes(queue: SchedulingQueue, clock: StepClock) -> None:
     """A net under a missed event; a pod that only its owner can cure is not tried again."""
     for uid, causes in (("a", Cause.GPU), ("hopeless", Cause.SELF)):
