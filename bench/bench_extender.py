@@ -97,7 +97,13 @@ async def serve_extender(kubeconfig: Path, port: int) -> None:
     client = connect(kubeconfig)
     cluster = Cluster(clock=clock)
     async with extender(
-        client, host="127.0.0.1", port=port, clock=clock, random=random.random, cluster=cluster
+        client,
+        host="127.0.0.1",
+        port=port,
+        clock=clock,
+        random=random.random,
+        new_id=lambda: uuid.uuid4().hex[:16],
+        cluster=cluster,
     ):
         await asyncio.Event().wait()
 

@@ -35,6 +35,7 @@ class Server:
 class Feed:
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
+        self.begun = True
 
     async def wait_synced(self) -> None:
         pass

@@ -29,6 +29,8 @@ class ClusterFeed:
     ) -> None:
         self.cluster = cluster
         self.listeners: list[Listener] = []
+        self.begun = False
+        """True once changes may have been told: who listens before that misses nothing."""
         self._nodes = Reflector(
             client, Node, on_set=self._set_node, on_drop=self._drop_node, clock=clock, random=random
         )
@@ -57,6 +59,7 @@ class ClusterFeed:
 
     async def run(self) -> None:
         """Follow the API server until cancelled."""
+        self.begun = True
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run())
             # Nodes first, so that most pods find theirs; the order does not matter for the outcome.

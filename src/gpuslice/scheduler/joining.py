@@ -21,7 +21,7 @@ class Joining:
         self._feed = feed
         self._listener = listener
         self._clock = clock
-        self._heard: set[str] | None = set()
+        self._heard: set[str] | None = set() if feed.begun else None
         feed.listeners.append(self._on_change)
 
     async def catch_up(self) -> None:

@@ -7,6 +7,7 @@ pkg/routes); prioritize and preempt are kube-scheduler's, which gpushare lacked.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -28,11 +29,26 @@ from gpuslice.scheduler.extender.nodelists import NodeList, NodeLists
 REMEMBERED_PODS: Final = 4096
 """Pods seen by filter and kept for their bind, which names them only: saves reading each again."""
 
+_KEPT: Final = np.uint8(CODES.index(Code.INSUFFICIENT))
+"""Said of a node whose room is another pod's already, or is kept for a more important one."""
+
 
 class Extender:
-    """The verbs of one extender. All but `bind` are synchronous: they see one state of the cluster."""
+    """The verbs of one extender. All but `bind` are synchronous: they see one state of the cluster.
 
-    def __init__(self, cluster: Cluster, client: Client, binder: Binder, metrics: Metrics) -> None:
+    `kept` names those of some nodes whose room is kept for a pod more important than the one that asks.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        client: Client,
+        binder: Binder,
+        metrics: Metrics,
+        *,
+        kept: Callable[[Pod, Sequence[str]], Collection[str]] = lambda _pod, _nodes: (),
+    ) -> None:
+        self._kept = kept
         self._cluster = cluster
         self._client = client
         self._binder = binder
@@ -65,10 +81,12 @@ class Extender:
         record = self._cluster.pod(pod.uid) if pod.uid else None
         if record is not None:
             # A bind of this pod is under way or its answer was lost: only that node may have it.
-            codes = np.full(len(nodes.names), CODES.index(Code.INSUFFICIENT), np.uint8)
+            codes = np.full(len(nodes.names), _KEPT, np.uint8)
             codes[[index for index, name in enumerate(nodes.names) if name == record.node]] = 0
         elif request:
             codes = self._cluster.fleet.codes(request)[nodes.rows]
+            for name in self._kept(pod, nodes.names):
+                codes[nodes.names.index(name)] = _KEPT
         else:
             codes = np.zeros(len(nodes.names), np.uint8)
         for number, count in zip(*np.unique(codes, return_counts=True), strict=True):

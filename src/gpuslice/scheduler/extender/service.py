@@ -12,11 +12,16 @@ from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
+from gpuslice.names import SCHEDULER_NAME
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls, serving
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.extender.app import ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
+from gpuslice.scheduler.preemption_controller import PreemptionController
+
+COMPONENT = "gpuslice-extender"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ async def extender(
     port: int,
     clock: Clock,
     random: Callable[[], float],
+    new_id: Callable[[], str],
     cluster: Cluster,
     tls: Tls | None = None,
     token: str | None = None,
@@ -51,9 +57,14 @@ async def extender(
     metrics = Metrics()
     feed = ClusterFeed(client, cluster, clock=clock, random=random)
     binder = Binder(cluster, client, clock=clock, random=random)
+    recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id)
+    # kube-scheduler never asks its extender to make room on a single GPU; this watches for such pods.
+    preemption = PreemptionController(
+        client, cluster, feed, skip=(SCHEDULER_NAME,), clock=clock, recorder=recorder
+    )
     stopping = False
     app = ExtenderApp(
-        Extender(cluster, client, binder, metrics),
+        Extender(cluster, client, binder, metrics, kept=preemption.kept),
         metrics,
         clock=clock,
         ready=lambda: feed.synced and not stopping,
@@ -65,6 +76,8 @@ async def extender(
     tasks = [
         asyncio.create_task(feed.run(), name="cluster feed"),
         asyncio.create_task(binder.run(), name="binder audit"),
+        asyncio.create_task(recorder.run(), name="events"),
+        asyncio.create_task(preemption.run(), name="preemption"),
         asyncio.create_task(_settle(feed), name="freeze"),
     ]
     try:
