@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+
 from gpuslice.local.apiserver import ApiServer
 from gpuslice.local.apiserver.http import Reply, Request
 
@@ -42,6 +43,8 @@ class StillClock:
     async def pass_(self, seconds: float) -> None:
         """Let that much time go by, waking every sleeper in turn."""
         end = self._now + seconds
+        for _ in range(20):
+            await asyncio.sleep(0)
         while due := [one for one in self._sleepers if one[0] <= end]:
             moment, waiting = min(due, key=lambda one: one[0])
             self._sleepers.remove((moment, waiting))

@@ -21,6 +21,7 @@ import yaml
 from gpuslice.clock import Clock
 from gpuslice.local.apiserver import (
     bootstrap,
+    execution,
     logs,
     patching,
     pods,
@@ -258,6 +259,8 @@ class ApiServer:
             return reviews.token(target.name, target.namespace, read_object(request), uid, self.clock)
         if kind.key == ("", "pods") and name == "log" and method == "GET":
             return await logs.serve(self.rest, self.kubelets, request, target)
+        if kind.key == ("", "pods") and name in execution.STREAMS and method in ("GET", "POST"):
+            execution.refuse_spdy(self, request, target)
         if kind.key == ("", "pods") and method == "POST":
             if name == "binding":
                 return pods.bind(self.rest, request, target, read_object(request))

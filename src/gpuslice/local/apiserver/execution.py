@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from gpuslice.errors import ApiError
 from gpuslice.local.apiserver.http import Request, Target
 from gpuslice.local.apiserver.logs import container_of, kubelet_of
-from gpuslice.local.apiserver.status import Failure, Json, bad_request
+from gpuslice.local.apiserver.status import Failure, Json, bad_request, no_such_route
 from gpuslice.local.apiserver.store import encode
-from gpuslice.local.streams import ExecSession, LogOptions
+from gpuslice.local.streams import ExecSession, KubeletBackend, LogOptions, Output
 
 if TYPE_CHECKING:
     from gpuslice.local.apiserver.app import ApiServer
 
+STREAMS = ("exec", "attach")
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 NORMAL_CLOSURE = 1000
@@ -35,8 +37,8 @@ async def serve(server: ApiServer, scope: Any, receive: Any, send: Any, request:
         if protocol is None:
             raise bad_request(f"exec needs one of the subprotocols {', '.join(PROTOCOLS)}")
         target = server.target(request.path)
-        if target.kind.key != ("", "pods") or target.subresource not in ("exec", "attach"):
-            raise Failure(404, "NotFound", "the server could not find the requested resource")
+        if target.kind.key != ("", "pods") or target.subresource not in STREAMS:
+            raise no_such_route()
         session = await _open(server, request, target)
     except ApiError as error:
         failure = error if isinstance(error, Failure) else Failure(error.status, error.reason, str(error))
@@ -53,13 +55,27 @@ async def _refuse(send: Any, failure: Failure) -> None:
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-async def _open(server: ApiServer, request: Request, target: Target) -> ExecSession:
+def refuse_spdy(server: ApiServer, request: Request, target: Target) -> NoReturn:
+    """Plain HTTP to exec or attach: kubectl's older way in, which it also tries after a refusal.
+
+    Raises what is wrong with the request, or else says that only WebSockets are spoken.
+    """
+    _check(server, request, target)
+    raise bad_request("you must use a WebSocket client to exec, attach")
+
+
+def _check(server: ApiServer, request: Request, target: Target) -> tuple[str, KubeletBackend]:
+    """The container that is meant and its kubelet."""
     pod = server.rest.entry(target).decode()
     if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         phase = pod["status"]["phase"]
         raise bad_request(f"cannot exec into a container in a completed pod; current phase is {phase}")
     container = container_of(pod, request.query.get("container", ""))
-    kubelet = kubelet_of(server.kubelets, pod)
+    return container, kubelet_of(server.kubelets, pod)
+
+
+async def _open(server: ApiServer, request: Request, target: Target) -> ExecSession:
+    container, kubelet = _check(server, request, target)
     if target.subresource == "attach":
         options = LogOptions(follow=True, tail_lines=0)
         return _Attached(kubelet.logs(target.namespace, target.name, container, options))
@@ -79,12 +95,10 @@ async def _open(server: ApiServer, request: Request, target: Target) -> ExecSess
 class _Attached:
     """`kubectl attach`: the running process's output from now on; its stdin is not ours to give."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log: AsyncIterator[bytes]) -> None:
         self._log = log
 
-    async def output(self) -> Any:
-        from gpuslice.local.streams import Output
-
+    async def output(self) -> AsyncIterator[Output]:
         async for piece in self._log:
             yield Output(STDOUT, piece)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import os
 import secrets
 import tempfile
@@ -23,7 +24,8 @@ from gpuslice.local.apiserver.app import ApiServer
 from gpuslice.local.apiserver.certificates import Certificates, issue
 from gpuslice.observe.serving import KEEP_ALIVE_SECONDS, listen
 
-SHUTDOWN_SECONDS = 2
+SHUTDOWN_SECONDS = 1
+"""How long a client that does not read may hold up the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,17 @@ class Endpoint:
     """The CA certificate, PEM."""
 
 
+class _NoRefusals(logging.Filter):
+    """Keeps out two complaints of uvicorn about what is normal here: exec refused with a status, SPDY asked for."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is worth a line."""
+        text = record.getMessage()
+        return not text.startswith(
+            ("ASGI callable returned without completing", "Unsupported upgrade request")
+        )
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: Ctrl-C is the business of whoever assembles the program."""
 
@@ -43,6 +56,9 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the process's handlers alone."""
         yield
+
+
+_NO_REFUSALS = _NoRefusals()
 
 
 @asynccontextmanager
@@ -53,6 +69,7 @@ async def serving(
 
     Leaving the block ends open watches at once. The kubeconfig file stays: whoever chose its place removes it.
     """
+    logging.getLogger("uvicorn.error").addFilter(_NO_REFUSALS)
     certificates = issue(clock)
     token = secrets.token_urlsafe(32)
     server.token = token
