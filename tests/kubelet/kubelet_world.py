@@ -283,12 +283,13 @@ async def world(*, run_processes: bool = False, **node: Any) -> AsyncIterator[Wo
         yield here
     finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        (outcome,) = await asyncio.gather(running, return_exceptions=True)
         for plugin in here.served:
             if plugin.server is not None:
                 await plugin.server.stop()
         await here.api.stop()
         shutil.rmtree(folder)
+        assert isinstance(outcome, asyncio.CancelledError), f"the kubelet ended by itself: {outcome!r}"
 
 
 def container(name: str, units: int = 0, **more: Any) -> dict[str, Any]:

@@ -268,6 +268,25 @@ async def test_a_kubelet_restart_keeps_ids_and_deletes_sockets() -> None:
         assert (await node.phase("p", "Running")).status.phase == "Running"
 
 
+async def test_a_restart_in_the_middle_of_an_allocate_begins_it_anew() -> None:
+    """The first answer is lost with the kubelet; the pod is not rejected for it."""
+    async with world() as node:
+        plugin = Plugin(IDS)
+        await node.serve(plugin)
+        plugin.allocate_gate.clear()
+        await node.create("p", container("c", 3))
+        async with asyncio.timeout(GUARD):
+            await plugin.allocating.wait()
+        await node.kubelet.restart()
+        plugin.allocate_gate.set()
+        assert plugin.server is not None
+        await plugin.server.stop()
+        await node.serve(plugin)
+        node.clock.advance(1)
+        await node.phase("p", "Running")
+        assert node.kubelet.devices.manager.in_use()[RESOURCE] == plugin.allocated[-1]
+
+
 async def test_a_plugin_absent_at_a_restart_costs_a_pod_with_a_finished_init_container() -> None:
     """Its neighbour without one is passed over, since its containers run."""
     async with world() as node:

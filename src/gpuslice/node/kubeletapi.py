@@ -9,8 +9,11 @@ raised by a served object travels the same way. A socket that cannot be bound is
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import stat
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +37,9 @@ from gpuslice.node.kubeletmessages import (
     Registration,
 )
 
+# A kubelet that restarts, or a pod's end, is no news for a user's terminal; gRPC's core prints it otherwise.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -41,7 +47,7 @@ LIST_AND_WATCH_LIMIT: Final = 4 * 1024 * 1024
 """Bytes that a kubelet takes as one message from a plugin (grpc-go's default): more ends the stream."""
 PRE_START_TIMEOUT: Final = 30.0
 """Seconds that a kubelet gives PreStartContainer."""
-MAX_PATH: Final = 107
+MAX_PATH: Final = 103 if sys.platform == "darwin" else 107
 """Bytes of a unix socket's path (sockaddr_un)."""
 
 _PLUGIN: Final = "v1beta1.DevicePlugin"
@@ -257,10 +263,8 @@ class PluginClient:
         """Follow the plugin's ids until it ends the stream. Raises RpcError when it breaks."""
         call = self._watch(None)
         try:
-            async for devices in call:
+            while (devices := await _answer(call.read())) is not grpc.aio.EOF:
                 yield devices
-        except grpc.aio.AioRpcError as error:
-            raise _rpc_error(error) from error
         finally:
             call.cancel()
 
@@ -373,6 +377,12 @@ async def _answer(call: Awaitable[A]) -> A:
         return await call
     except grpc.aio.AioRpcError as error:
         raise _rpc_error(error) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # gRPC's way to say that somebody closed the channel under the call: nobody cancelled *us*.
+        raise RpcError(RpcCode.CANCELLED, "the connection was closed during the call") from error
 
 
 def _rpc_error(error: grpc.aio.AioRpcError) -> RpcError:

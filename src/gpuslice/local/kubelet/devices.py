@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from gpuslice.clock import Clock
-from gpuslice.errors import GpuSliceError, InputError
+from gpuslice.errors import InputError
 from gpuslice.local.kubelet.checkpoint import CheckpointFile
 from gpuslice.local.kubelet.devicemanager import (
     STOP_GRACE_SECONDS,
@@ -251,13 +251,15 @@ class Devices:
         )
 
     def _wanted(self, container: RunContainer) -> list[tuple[str, int]]:
-        """The container's limits that a plugin serves. The API server has checked the quantities."""
-        wanted = []
-        for resource, quantity in (container.resources.limits or {}).items():
-            if self.manager.manages(resource):
-                with contextlib.suppress(GpuSliceError):
-                    wanted.append((resource, parse_count(quantity, field=resource)))
-        return wanted
+        """The container's limits that a plugin serves. Raises AllocationError for a wrong quantity."""
+        try:
+            return [
+                (resource, parse_count(quantity, field=resource))
+                for resource, quantity in (container.resources.limits or {}).items()
+                if self.manager.manages(resource)
+            ]
+        except InputError as error:
+            raise AllocationError(str(error)) from error
 
     def _save(self) -> None:
         self._file.save(self.manager.healthy_ids(), self.manager.all_holdings())

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Final
 
 from gpuslice.clock import Clock
-from gpuslice.errors import ApiError, GpuSliceError, NotFound
+from gpuslice.errors import ApiError, GpuSliceError, InputError, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.reflector import Reflector
@@ -75,6 +75,9 @@ class Kubelet:
         self._needs: dict[str, Need] = {}  # uid -> what an admitted pod counts for
         self._waiting: dict[str, None] = {}  # uids to admit
         self._readmit: list[PodWorker] = []
+        self._admit_from = 0.0  # monotonic: a restarted kubelet first gives its plugins time
+        self._admission: asyncio.Task[None] | None = None  # the one under way
+        self._up = asyncio.Lock()  # held by an admission or by a restart
         self._admitting: RunPod | None = None
         self._work = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,18 +145,18 @@ class Kubelet:
         """What a restart of the kubelet process does: containers run on, plugins have to come back.
 
         Streams end, every socket in the folder is deleted, kubelet.sock is made anew, the checkpoint is
-        read, and READMIT_AFTER seconds later every pod is admitted again.
+        read, and READMIT_AFTER seconds later every pod is admitted again. An admission under way is lost
+        and begins anew, even if the plugin has answered it.
         """
-        await self._close_sockets()
-        await self._open_sockets()
-        self._keeper.changed()
-
-        async def readmit() -> None:
-            await self._clock.sleep(READMIT_AFTER)
+        if self._admission is not None:
+            self._admission.cancel()
+        async with self._up:
+            await self._close_sockets()
+            await self._open_sockets()
+            self._admit_from = self._clock.monotonic() + READMIT_AFTER
             self._readmit = [worker for worker in self._workers.values() if not worker.over]
-            self._work.set()
-
-        self._spawn(readmit())
+        self._keeper.changed()
+        self._work.set()
 
     # --- logs and exec ------------------------------------------------------------------------------
     async def logs(
@@ -256,13 +259,28 @@ class Kubelet:
         while True:
             await self._work.wait()
             while self._waiting or self._readmit:
-                if self._readmit:
-                    await self._admit_again(self._readmit.pop(self._random.randrange(len(self._readmit))))
-                else:
-                    uid = self._random.choice(tuple(self._waiting))
-                    del self._waiting[uid]
-                    await self._admit(self._pods[uid])
+                await self._clock.sleep(self._admit_from - self._clock.monotonic())
+                async with self._up:
+                    await self._admit_one()
             self._work.clear()
+
+    async def _admit_one(self) -> None:
+        if self._readmit:
+            worker = self._readmit.pop(self._random.randrange(len(self._readmit)))
+            await self._admit_again(worker)
+        elif self._waiting:
+            uid = self._random.choice(tuple(self._waiting))
+            del self._waiting[uid]
+            self._admission = asyncio.create_task(self._admit(self._pods[uid]))
+            try:
+                await asyncio.wait((self._admission,))
+            finally:
+                self._admission.cancel()
+            if self._admission.cancelled():
+                if uid in self._pods:
+                    self._waiting[uid] = None
+            else:
+                self._admission.result()
 
     async def _admit(self, pod: RunPod) -> None:
         self._admitting = pod
@@ -294,7 +312,10 @@ class Kubelet:
                 labels = self.node.all_labels()
             if refusal := check_affinity(pod, self.node.name, labels):
                 return refusal
-        need = need_of(pod)
+        try:
+            need = need_of(pod)
+        except InputError as error:
+            return Rejection("UnexpectedAdmissionError", str(error))
         refusal = check_resources(
             need,
             [self._needs[other.uid] for other in self._active() if other.uid != pod.uid],
