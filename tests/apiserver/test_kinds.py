@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from apikit import PODS, Api, StillClock, deployment, pod
 
-from gpuslice.local.apiserver import printers
+from gpuslice.local.apiserver import cells, printers, workloadcells
 from gpuslice.local.apiserver.kinds import BUILT_IN
 from gpuslice.local.apiserver.quantity import canonical_quantity
 from gpuslice.local.apiserver.schema import of_kind
@@ -104,7 +104,7 @@ def test_every_kind_has_a_type_and_rows_as_wide_as_its_columns() -> None:
 )  # fmt: skip
 def test_ages_read_as_kubectl_writes_them(seconds: int, text: str) -> None:
     """Two digits of precision, the larger unit first."""
-    assert printers.duration(seconds) == text
+    assert cells.duration(seconds) == text
 
 
 def status(**container: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def status(**container: Any) -> dict[str, Any]:
 def test_pod_status_column(state: dict[str, Any], shown: tuple[str, int]) -> None:
     """STATUS and READY say what kubectl users expect."""
     spec = {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}]}
-    text, ready, *_ = printers.pod_status({"metadata": {}, "spec": spec, "status": state})
+    text, ready, *_ = workloadcells.pod_status({"metadata": {}, "spec": spec, "status": state})
     assert (text, ready) == shown
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from gpuslice.local.apiserver import execution
 from gpuslice.local.apiserver.http import Reply, Request, Stream, reply
-from gpuslice.local.apiserver.status import unauthorized
+from gpuslice.local.apiserver.status import Failure, unauthorized
 
 if TYPE_CHECKING:
     from gpuslice.local.apiserver.app import ApiServer
@@ -60,6 +59,10 @@ async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) ->
     body = await _body(receive)
     if body is None:
         return
+    if len(body) > BODY_LIMIT:
+        failure = Failure(413, "RequestEntityTooLarge", f"Request entity too large: limit is {BODY_LIMIT}")
+        await _send_reply(send, reply(failure.body(), 413), [])
+        return
     request = read_scope(scope, body)
     answer = await server.handle(request)
     if isinstance(answer, Reply):
@@ -69,6 +72,7 @@ async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) ->
 
 
 async def _body(receive: Any) -> bytes | None:
+    """The whole body, or a little more than the limit of it; None if the client has gone."""
     pieces, size = [], 0
     while True:
         message = await receive()
@@ -76,7 +80,7 @@ async def _body(receive: Any) -> bytes | None:
             return None
         piece = message.get("body", b"")
         size += len(piece)
-        if size <= BODY_LIMIT:
+        if size - len(piece) <= BODY_LIMIT:
             pieces.append(piece)
         if not message.get("more_body"):
             return b"".join(pieces)
@@ -102,19 +106,23 @@ async def _send_stream(receive: Any, send: Any, answer: Stream) -> None:
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        answer.close()
+
+    async def pass_on() -> None:
+        async for batch in answer.batches:
+            await send({"type": "http.response.body", "body": b"".join(batch), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     headers = [(b"content-type", answer.content_type.encode()), (b"cache-control", b"no-cache, private")]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     # The headers must reach the client before the first event does.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
-    gone = asyncio.create_task(until_gone())
+    tasks = {asyncio.create_task(until_gone()), asyncio.create_task(pass_on())}
     try:
-        async for batch in answer.batches:
-            await send({"type": "http.response.body", "body": b"".join(batch), "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         answer.close()
-        gone.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await gone
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception) and not isinstance(result, OSError):
+                raise result

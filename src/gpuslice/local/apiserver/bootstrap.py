@@ -13,7 +13,8 @@ NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 PRIORITY_CLASSES: dict[str, tuple[int, str]] = {
     "system-cluster-critical": (
         2_000_000_000,
-        "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+        "Used for system critical pods that must run in the cluster, but can be moved to another node if "
+        "necessary.",
     ),
     "system-node-critical": (
         2_000_001_000,

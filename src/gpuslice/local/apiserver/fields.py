@@ -47,7 +47,7 @@ SELECTABLE: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 INDEXED: dict[tuple[str, str], str] = {("", "pods"): "spec.nodeName"}
-"""The field by which watchers of a kind are indexed: a kubelet's watch costs nothing for other nodes' pods."""
+"""The field by which watchers of a kind are indexed: a kubelet's costs nothing for other nodes' pods."""
 
 
 def _text(value: Any) -> str:

@@ -33,7 +33,8 @@ def canonical(kind: Kind, obj: Json) -> Json:
     version, name = obj.get("apiVersion", kind.api_version), obj.get("kind", kind.kind)
     if version != kind.api_version or name != kind.kind:
         raise bad_request(
-            f"the API version in the data ({version}) does not match the expected API version ({kind.api_version})"
+            f"the API version in the data ({version}) does not match the expected API version "
+            f"({kind.api_version})"
             if version != kind.api_version
             else f'the object provided is unrecognized (must be of type {kind.kind}): kind "{name}"'
         )

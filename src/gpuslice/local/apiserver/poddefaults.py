@@ -107,7 +107,8 @@ def _volume(volume: Json) -> None:
 def admit_pod(obj: Json, store: Store) -> None:
     """What kube-apiserver's admission adds to a new pod: service account, priority, tolerations.
 
-    No token is mounted: the simulated kubelet has nobody to show it to. Raises 403 for an unknown priority class.
+    No token is mounted: the simulated kubelet has nobody to show it to. Raises 403 for an unknown
+    priority class.
     """
     spec = obj["spec"]
     if not spec.get("serviceAccountName"):

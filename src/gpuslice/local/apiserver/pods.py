@@ -130,7 +130,8 @@ def _spend_budget(rest: Rest, target: Target, pod: Json, *, dry_run: bool) -> No
                     "causes": [
                         {
                             "reason": "DisruptionBudget",
-                            "message": f"The disruption budget {name} needs {desired} healthy pods and has {healthy} currently",
+                            "message": f"The disruption budget {name} needs {desired} healthy pods and has "
+                            f"{healthy} currently",
                         }
                     ]
                 },

@@ -116,7 +116,10 @@ def _container(container: Json, where: str, volumes: set[str]) -> Iterator[Cause
         if not name:
             yield required(f"{where}.env[{index}].name")
         elif not _ENV_NAME.fullmatch(name):
-            why = "a valid environment variable name must consist only of printable ASCII characters other than '='"
+            why = (
+                "a valid environment variable name must consist only of printable ASCII characters other "
+                "than '='"
+            )
             yield invalid_value(f"{where}.env[{index}].name", name, why)
         if variable.get("value") and variable.get("valueFrom"):
             yield invalid_value(

@@ -6,15 +6,22 @@ CELLS: from an object and the present (Unix seconds) to the cells after the name
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable
 from typing import Any
 
+from gpuslice.local.apiserver.cells import NONE, UNKNOWN, age, born, condition, count, pairs
 from gpuslice.local.apiserver.selectors import selector_text
 from gpuslice.local.apiserver.status import Json
+from gpuslice.local.apiserver.workloadcells import (
+    cronjob,
+    daemonset,
+    deployment,
+    job,
+    pod,
+    replicas,
+    statefulset,
+)
 
-NONE, UNKNOWN = "<none>", "<unknown>"
 Cells = Callable[[Json, int], list[Any]]
 
 COLUMNS: dict[tuple[str, str], str] = {
@@ -91,199 +98,6 @@ def is_bare(storage: tuple[str, str]) -> bool:
     return storage == ("", "events")
 
 
-def seconds_of(stamp: Any) -> int | None:
-    """Unix seconds of a Time or MicroTime."""
-    if not isinstance(stamp, str):
-        return None
-    try:
-        return int(datetime.fromisoformat(stamp).timestamp())
-    except ValueError:
-        return None
-
-
-def age(stamp: Any, moment: int) -> str:
-    """How long ago, as people read it; `<unknown>` for nothing."""
-    start = seconds_of(stamp)
-    return UNKNOWN if start is None else duration(moment - start)
-
-
-def duration(seconds: int) -> str:
-    """Seconds as two digits of precision (apimachinery `duration.HumanDuration`)."""
-    if seconds < -1:
-        return "<invalid>"
-    seconds = max(seconds, 0)
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if seconds < 120:
-        return f"{seconds}s"
-    if minutes < 10:
-        return f"{minutes}m{seconds % 60}s" if seconds % 60 else f"{minutes}m"
-    if minutes < 180:
-        return f"{minutes}m"
-    if hours < 8:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    if hours < 192:
-        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    if days < 730:
-        return f"{days}d"
-    years, rest = divmod(days, 365)
-    return f"{years}y{rest}d" if days < 2920 and rest else f"{years}y"
-
-
-def json_path(obj: Any, path: str) -> list[Any]:
-    """The values at a simple JSONPath: `.a.b`, `.a[0]`, `.a[*].b`, `.a['x.y']`, `.a[?(@.t=="R")].s`."""
-    steps = re.findall(
-        r"\.((?:\\.|[\w-])+)|\[(\d+|\*|'[^']*'|\?\(@\.([\w.]+)\s*==\s*[\"']([^\"']*)[\"']\))\]", path
-    )
-    values = [obj]
-    for name, index, key, wanted in steps:
-        found: list[Any] = []
-        for value in values:
-            if name and isinstance(value, dict):
-                found.append(value.get(name.replace("\\", "")))
-            elif index.startswith("'") and isinstance(value, dict):
-                found.append(value.get(index[1:-1]))
-            elif isinstance(value, list):
-                if index == "*":
-                    found.extend(value)
-                elif index.isdigit():
-                    found.extend(value[int(index) : int(index) + 1])
-                elif key:
-                    found.extend(
-                        one for one in value if str(json_path(one, "." + key)[:1] or "") == str([wanted])
-                    )
-        values = [value for value in found if value is not None]
-    return values
-
-
-def _containers(spec: Json) -> tuple[str, str]:
-    containers = spec.get("containers") or ()
-    return ",".join(one.get("name", "") for one in containers), ",".join(
-        one.get("image", "") for one in containers
-    )
-
-
-def _pairs(labels: Mapping[str, str] | None) -> str:
-    return ",".join(f"{key}={value}" for key, value in sorted((labels or {}).items())) or NONE
-
-
-def _template(obj: Json) -> tuple[str, str, str]:
-    spec = obj.get("spec") or {}
-    names, images = _containers((spec.get("template") or {}).get("spec") or {})
-    return names, images, selector_text(spec.get("selector")) or NONE
-
-
-def _born(obj: Json, moment: int) -> str:
-    return age(obj["metadata"].get("creationTimestamp"), moment)
-
-
-def _count(obj: Json, name: str) -> int:
-    found: int = (obj.get("status") or {}).get(name) or 0
-    return found
-
-
-def condition(obj: Json, type_: str) -> Json | None:
-    """The condition of a type in an object's status."""
-    for one in (obj.get("status") or {}).get("conditions") or ():
-        if one.get("type") == type_:
-            found: Json = one
-            return found
-    return None
-
-
-def _true(obj: Json, type_: str) -> bool:
-    return (condition(obj, type_) or {}).get("status") == "True"
-
-
-def pod_status(pod: Json) -> tuple[str, int, int, int, str | None]:
-    """(STATUS, ready containers, all containers, restarts, time of the last restart)."""
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    inits = {one.get("name"): one for one in spec.get("initContainers") or ()}
-    sidecars = {name for name, one in inits.items() if one.get("restartPolicy") == "Always"}
-    text = status.get("reason") or status.get("phase") or ""
-    scheduled = condition(pod, "PodScheduled") or {}
-    if scheduled.get("reason") == "SchedulingGated":
-        text = "SchedulingGated"
-    ready, total = 0, len(spec.get("containers") or ()) + len(sidecars)
-    restarts, sidecar_restarts = 0, 0
-    last: list[str] = []
-    initializing = False
-
-    def note_restart(one: Json) -> None:
-        ended = ((one.get("lastState") or {}).get("terminated") or {}).get("finishedAt")
-        if ended:
-            last.append(ended)
-
-    for index, one in enumerate(status.get("initContainerStatuses") or ()):
-        restarts += one.get("restartCount") or 0
-        note_restart(one)
-        sidecar = one.get("name") in sidecars
-        if sidecar:
-            sidecar_restarts += one.get("restartCount") or 0
-        state = one.get("state") or {}
-        ended, waiting = state.get("terminated"), state.get("waiting") or {}
-        if ended is not None and not ended.get("exitCode"):
-            continue
-        if sidecar and one.get("started"):
-            ready += bool(one.get("ready"))
-            continue
-        if ended is not None:
-            text = "Init:" + _end(ended)
-        elif waiting.get("reason") and waiting["reason"] != "PodInitializing":
-            text = "Init:" + waiting["reason"]
-        else:
-            text = f"Init:{index}/{len(inits)}"
-        initializing = True
-        break
-    if not initializing or _true(pod, "Initialized"):
-        restarts, running = sidecar_restarts, False
-        for one in reversed(status.get("containerStatuses") or ()):
-            restarts += one.get("restartCount") or 0
-            note_restart(one)
-            state = one.get("state") or {}
-            ended, waiting = state.get("terminated"), state.get("waiting") or {}
-            if waiting.get("reason"):
-                text = waiting["reason"]
-            elif ended is not None:
-                text = _end(ended)
-            elif one.get("ready") and state.get("running") is not None:
-                running = True
-                ready += 1
-        if text == "Completed" and running:
-            text = "Running" if _true(pod, "Ready") else "NotReady"
-    if pod["metadata"].get("deletionTimestamp"):
-        if status.get("reason") == "NodeLost":
-            text = "Unknown"
-        elif status.get("phase") not in ("Succeeded", "Failed"):
-            text = "Terminating"
-    return text, ready, total, restarts, max(last, default=None)
-
-
-def _end(ended: Json) -> str:
-    if ended.get("reason"):
-        return str(ended["reason"])
-    return f"Signal:{ended['signal']}" if ended.get("signal") else f"ExitCode:{ended.get('exitCode', 0)}"
-
-
-def _pod(pod: Json, moment: int) -> list[Any]:
-    text, ready, total, restarts, last = pod_status(pod)
-    again = f"{restarts} ({age(last, moment)} ago)" if restarts and last else str(restarts)
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    gates = spec.get("readinessGates") or ()
-    met = sum(_true(pod, gate.get("conditionType", "")) for gate in gates)
-    return [
-        f"{ready}/{total}",
-        text,
-        again,
-        _born(pod, moment),
-        status.get("podIP") or NONE,
-        spec.get("nodeName") or NONE,
-        status.get("nominatedNodeName") or NONE,
-        f"{met}/{len(gates)}" if gates else NONE,
-    ]
-
-
 def _node(node: Json, moment: int) -> list[Any]:
     ready = condition(node, "Ready")
     text = "Unknown" if ready is None else "Ready" if ready.get("status") == "True" else "NotReady"
@@ -307,7 +121,7 @@ def _node(node: Json, moment: int) -> list[Any]:
     return [
         text,
         ",".join(sorted(roles)) or NONE,
-        _born(node, moment),
+        born(node, moment),
         info.get("kubeletVersion", ""),
         address("InternalIP"),
         address("ExternalIP"),
@@ -338,80 +152,6 @@ def _event(event: Json, moment: int) -> list[Any]:
     ]
 
 
-def _deployment(obj: Json, moment: int) -> list[Any]:
-    want = (obj.get("spec") or {}).get("replicas") or 0
-    return [
-        f"{_count(obj, 'readyReplicas')}/{want}",
-        str(_count(obj, "updatedReplicas")),
-        str(_count(obj, "availableReplicas")),
-        _born(obj, moment),
-        *_template(obj),
-    ]
-
-
-def _replicas(obj: Json, moment: int) -> list[Any]:
-    want = (obj.get("spec") or {}).get("replicas") or 0
-    have = [want, _count(obj, "replicas"), _count(obj, "readyReplicas"), _born(obj, moment)]
-    names, images, selector = _template(obj)
-    if obj.get("kind") == "ReplicationController":
-        selector = _pairs((obj.get("spec") or {}).get("selector"))
-    return [*have, names, images, selector]
-
-
-def _statefulset(obj: Json, moment: int) -> list[Any]:
-    want = (obj.get("spec") or {}).get("replicas") or 0
-    return [f"{_count(obj, 'readyReplicas')}/{want}", _born(obj, moment), *_template(obj)[:2]]
-
-
-def _daemonset(obj: Json, moment: int) -> list[Any]:
-    names = (
-        "desiredNumberScheduled",
-        "currentNumberScheduled",
-        "numberReady",
-        "updatedNumberScheduled",
-        "numberAvailable",
-    )
-    nodes = (((obj.get("spec") or {}).get("template") or {}).get("spec") or {}).get("nodeSelector")
-    return [*(_count(obj, name) for name in names), _pairs(nodes), _born(obj, moment), *_template(obj)]
-
-
-def _job(obj: Json, moment: int) -> list[Any]:
-    spec, status = obj.get("spec") or {}, obj.get("status") or {}
-    done, parallel = status.get("succeeded") or 0, spec.get("parallelism") or 0
-    if spec.get("completions") is not None:
-        completions = f"{done}/{spec['completions']}"
-    else:
-        completions = f"{done}/1 of {parallel}" if parallel > 1 else f"{done}/1"
-    start, end = seconds_of(status.get("startTime")), seconds_of(status.get("completionTime"))
-    took = "" if start is None else duration((moment if end is None else end) - start)
-    if _true(obj, "Complete"):
-        text = "Complete"
-    elif _true(obj, "Failed"):
-        text = "Failed"
-    elif obj["metadata"].get("deletionTimestamp"):
-        text = "Terminating"
-    elif _true(obj, "Suspended"):
-        text = "Suspended"
-    else:
-        text = "FailureTarget" if _true(obj, "FailureTarget") else "Running"
-    return [text, completions, took, _born(obj, moment), *_template(obj)]
-
-
-def _cronjob(obj: Json, moment: int) -> list[Any]:
-    spec, status = obj.get("spec") or {}, obj.get("status") or {}
-    last = status.get("lastScheduleTime")
-    job = (spec.get("jobTemplate") or {}).get("spec") or {}
-    return [
-        spec.get("schedule", ""),
-        spec.get("timeZone") or NONE,
-        bool(spec.get("suspend")),
-        len(status.get("active") or ()),
-        age(last, moment) if last else NONE,
-        _born(obj, moment),
-        *_template({"spec": job}),
-    ]
-
-
 def _service(obj: Json, moment: int) -> list[Any]:
     spec = obj.get("spec") or {}
     kind = spec.get("type") or "ClusterIP"
@@ -430,8 +170,8 @@ def _service(obj: Json, moment: int) -> list[Any]:
         spec.get("clusterIP") or NONE,
         external,
         ",".join(ports) or NONE,
-        _born(obj, moment),
-        _pairs(spec.get("selector")),
+        born(obj, moment),
+        pairs(spec.get("selector")),
     ]
 
 
@@ -441,8 +181,8 @@ def _budget(obj: Json, moment: int) -> list[Any]:
     def share(name: str) -> str:
         return "N/A" if spec.get(name) is None else str(spec[name])
 
-    allowed = _count(obj, "disruptionsAllowed")
-    return [share("minAvailable"), share("maxUnavailable"), allowed, _born(obj, moment)]
+    allowed = count(obj, "disruptionsAllowed")
+    return [share("minAvailable"), share("maxUnavailable"), allowed, born(obj, moment)]
 
 
 def _modes(spec: Json) -> str:
@@ -465,7 +205,7 @@ def _claim(obj: Json, moment: int) -> list[Any]:
         _modes(status),
         spec.get("storageClassName") or "",
         "<unset>",
-        _born(obj, moment),
+        born(obj, moment),
         spec.get("volumeMode") or "<unset>",
     ]
 
@@ -482,7 +222,7 @@ def _volume(obj: Json, moment: int) -> list[Any]:
         spec.get("storageClassName") or "",
         "<unset>",
         status.get("reason", ""),
-        _born(obj, moment),
+        born(obj, moment),
         spec.get("volumeMode") or "<unset>",
     ]
 
@@ -493,12 +233,12 @@ def _ingress(obj: Json, moment: int) -> list[Any]:
     points = ((obj.get("status") or {}).get("loadBalancer") or {}).get("ingress") or ()
     address = ",".join(one.get("ip") or one.get("hostname", "") for one in points)
     ports = "80, 443" if spec.get("tls") else "80"
-    return [spec.get("ingressClassName") or NONE, hosts, address, ports, _born(obj, moment)]
+    return [spec.get("ingressClassName") or NONE, hosts, address, ports, born(obj, moment)]
 
 
 def _role_binding(obj: Json, moment: int) -> list[Any]:
     role = obj.get("roleRef") or {}
-    return [f"{role.get('kind')}/{role.get('name')}", _born(obj, moment)]
+    return [f"{role.get('kind')}/{role.get('name')}", born(obj, moment)]
 
 
 def _storage_class(obj: Json, moment: int) -> list[Any]:
@@ -507,17 +247,17 @@ def _storage_class(obj: Json, moment: int) -> list[Any]:
         obj.get("reclaimPolicy") or "Delete",
         obj.get("volumeBindingMode") or "Immediate",
         bool(obj.get("allowVolumeExpansion")),
-        _born(obj, moment),
+        born(obj, moment),
     ]
 
 
 def _namespace(obj: Json, moment: int) -> list[Any]:
-    return [(obj.get("status") or {}).get("phase", ""), _born(obj, moment)]
+    return [(obj.get("status") or {}).get("phase", ""), born(obj, moment)]
 
 
 def _data(obj: Json, moment: int) -> list[Any]:
     count = len(obj.get("data") or ()) + len(obj.get("binaryData") or ())
-    return [str(count), _born(obj, moment)]
+    return [str(count), born(obj, moment)]
 
 
 def _secret(obj: Json, moment: int) -> list[Any]:
@@ -525,20 +265,20 @@ def _secret(obj: Json, moment: int) -> list[Any]:
 
 
 def _lease(obj: Json, moment: int) -> list[Any]:
-    return [(obj.get("spec") or {}).get("holderIdentity") or "", _born(obj, moment)]
+    return [(obj.get("spec") or {}).get("holderIdentity") or "", born(obj, moment)]
 
 
 def _priority(obj: Json, moment: int) -> list[Any]:
     return [
         obj.get("value", 0),
         bool(obj.get("globalDefault")),
-        _born(obj, moment),
+        born(obj, moment),
         obj.get("preemptionPolicy") or "PreemptLowerPriority",
     ]
 
 
 def _webhooks(obj: Json, moment: int) -> list[Any]:
-    return [len(obj.get("webhooks") or ()), _born(obj, moment)]
+    return [len(obj.get("webhooks") or ()), born(obj, moment)]
 
 
 def _created(obj: Json, moment: int) -> list[Any]:
@@ -552,7 +292,7 @@ def _endpoints(obj: Json, moment: int) -> list[Any]:
             ports = subset.get("ports") or ()
             found += [f"{address.get('ip')}:{port.get('port')}" for port in ports] or [address.get("ip", "")]
     shown = ",".join(found[:3]) + (f" + {len(found) - 3} more..." if len(found) > 3 else "")
-    return [shown or NONE, _born(obj, moment)]
+    return [shown or NONE, born(obj, moment)]
 
 
 def _revision(obj: Json, moment: int) -> list[Any]:
@@ -561,7 +301,7 @@ def _revision(obj: Json, moment: int) -> list[Any]:
     if owner is not None:
         group = str(owner.get("apiVersion", "")).rpartition("/")[0]
         name = f"{owner.get('kind', '').lower()}{'.' + group if group else ''}/{owner.get('name')}"
-    return [name, str(obj.get("revision", 0)), _born(obj, moment)]
+    return [name, str(obj.get("revision", 0)), born(obj, moment)]
 
 
 def _resource_claim(obj: Json, moment: int) -> list[Any]:
@@ -570,7 +310,7 @@ def _resource_claim(obj: Json, moment: int) -> list[Any]:
     states.append("allocated" if status.get("allocation") else "pending")
     if status.get("reservedFor"):
         states.append("reserved")
-    return [",".join(states), _born(obj, moment)]
+    return [",".join(states), born(obj, moment)]
 
 
 def _resource_slice(obj: Json, moment: int) -> list[Any]:
@@ -579,7 +319,7 @@ def _resource_slice(obj: Json, moment: int) -> list[Any]:
         spec.get("nodeName") or "",
         spec.get("driver", ""),
         (spec.get("pool") or {}).get("name", ""),
-        _born(obj, moment),
+        born(obj, moment),
     ]
 
 
@@ -591,23 +331,23 @@ CELLS: dict[tuple[str, str], Cells] = {
     ("", "nodes"): _node,
     ("", "persistentvolumeclaims"): _claim,
     ("", "persistentvolumes"): _volume,
-    ("", "pods"): _pod,
-    ("", "replicationcontrollers"): _replicas,
+    ("", "pods"): pod,
+    ("", "replicationcontrollers"): replicas,
     ("", "secrets"): _secret,
     ("", "services"): _service,
     ("apps", "controllerrevisions"): _revision,
-    ("apps", "daemonsets"): _daemonset,
-    ("apps", "deployments"): _deployment,
-    ("apps", "replicasets"): _replicas,
-    ("apps", "statefulsets"): _statefulset,
-    ("batch", "jobs"): _job,
-    ("batch", "cronjobs"): _cronjob,
+    ("apps", "daemonsets"): daemonset,
+    ("apps", "deployments"): deployment,
+    ("apps", "replicasets"): replicas,
+    ("apps", "statefulsets"): statefulset,
+    ("batch", "jobs"): job,
+    ("batch", "cronjobs"): cronjob,
     ("policy", "poddisruptionbudgets"): _budget,
     ("coordination.k8s.io", "leases"): _lease,
     ("networking.k8s.io", "ingresses"): _ingress,
     ("networking.k8s.io", "networkpolicies"): lambda obj, moment: [
         selector_text((obj.get("spec") or {}).get("podSelector")) or NONE,
-        _born(obj, moment),
+        born(obj, moment),
     ],
     ("rbac.authorization.k8s.io", "clusterrolebindings"): _role_binding,
     ("rbac.authorization.k8s.io", "rolebindings"): _role_binding,
@@ -616,7 +356,7 @@ CELLS: dict[tuple[str, str], Cells] = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): _created,
     ("scheduling.k8s.io", "priorityclasses"): _priority,
     ("storage.k8s.io", "storageclasses"): _storage_class,
-    ("node.k8s.io", "runtimeclasses"): lambda obj, moment: [obj.get("handler", ""), _born(obj, moment)],
+    ("node.k8s.io", "runtimeclasses"): lambda obj, moment: [obj.get("handler", ""), born(obj, moment)],
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"): _webhooks,
     ("admissionregistration.k8s.io", "validatingwebhookconfigurations"): _webhooks,
     ("resource.k8s.io", "resourceclaims"): _resource_claim,

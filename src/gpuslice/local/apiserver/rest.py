@@ -1,4 +1,4 @@
-"""The generic verbs: get, list, watch, create, update, delete, whatever the kind.
+"""The generic verbs that write: create, update, delete, whatever the kind.
 
 Optimistic throughout: an object is read, changed in a private copy, and committed only if nobody was
 faster; without a resourceVersion from the client the change is tried again on the newer version.
@@ -7,20 +7,20 @@ Nothing awaits between the read and the commit unless a webhook has to be asked.
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from gpuslice.clock import Clock
-from gpuslice.local.apiserver import fields, protobuf, schema, selectors, strategy
+from gpuslice.local.apiserver import protobuf, schema, strategy
 from gpuslice.local.apiserver.admission import Admission, Operation
-from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
+from gpuslice.local.apiserver.http import Reply, Request, Target, reply
 from gpuslice.local.apiserver.kinds import Kind, Registry
 from gpuslice.local.apiserver.managed import Managers
 from gpuslice.local.apiserver.objects import canonical, convert, now
+from gpuslice.local.apiserver.reading import Reader
 from gpuslice.local.apiserver.status import (
     MODIFIED,
     Failure,
@@ -30,19 +30,13 @@ from gpuslice.local.apiserver.status import (
     conflict,
     forbidden,
     invalid,
-    method_not_allowed,
     not_found,
     success,
 )
-from gpuslice.local.apiserver.store import Collection, Entry, Store, encode
-from gpuslice.local.apiserver.watch import Render, Watcher, frame
+from gpuslice.local.apiserver.store import Entry, Store
 
 RETRIES = 16
 """How often a change without a resourceVersion is tried again when others are faster."""
-WATCH_SECONDS = 1800
-"""How long a watch lasts that asks for no other time."""
-BOOKMARK_SECONDS = 60
-INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 Change = Callable[[Json], Json]
 """From a private copy of the stored object to what it shall be. May raise Failure."""
@@ -59,7 +53,7 @@ class DeleteOptions:
     dry_run: bool = False
 
 
-class Rest:
+class Rest(Reader):
     """The verbs over one store."""
 
     def __init__(
@@ -73,170 +67,13 @@ class Rest:
         clock: Clock,
         new_uid: Callable[[], str],
     ) -> None:
-        self.store = store
-        self.registry = registry
+        super().__init__(store, registry, clock)
         self.admission = admission
         self.rules = rules
         self.managers = managers
-        self.clock = clock
         self.new_uid = new_uid
         self.after: list[Callable[[Kind, Json | None, Json | None], None]] = []
         """Called after each commit with (kind, before, after): CRDs, namespaces."""
-
-    # --- reading ------------------------------------------------------------------------------------
-    def collection(self, kind: Kind) -> Collection:
-        """Where objects of a kind are."""
-        return self.store.collection(kind.storage)
-
-    def entry(self, target: Target) -> Entry:
-        """The current version of the target. Raises 404."""
-        found = self.collection(target.kind).get(target.namespace, target.name)
-        if found is None:
-            raise not_found(target.kind.group, target.kind.plural, target.name)
-        return found
-
-    def raw(self, kind: Kind, raw: bytes) -> bytes:
-        """An object's bytes in the version that the request speaks."""
-        if self.registry.is_stored_form(kind):
-            return raw
-        return encode(convert(kind, msgspec.json.decode(raw)))
-
-    def get(self, target: Target) -> Reply:
-        """GET one object."""
-        return Reply(self.raw(target.kind, self.entry(target).raw))
-
-    def select(self, request: Request, target: Target) -> tuple[list[Entry], Json]:
-        """The objects that a LIST asks for, and its ListMeta (paging included)."""
-        kind = target.kind
-        labels, chosen = self._selectors(request, kind)
-        limit = request.number("limit") or 0
-        meta: Json = {"resourceVersion": str(self.store.version)}
-        token = request.query.get("continue", "")
-        if token:
-            number, version = _read_token(token)
-            entries = self.store.snapshot(number)
-            meta["resourceVersion"] = version
-        else:
-            entries = self._at_version(request, self.collection(kind), target.namespace)
-            name = chosen.exact("metadata.name")
-            if name is not None and target.namespace:
-                entries = [entry for entry in entries if entry.key[1] == name]
-            if labels.clauses:
-                entries = [entry for entry in entries if labels.matches(entry.labels)]
-            if chosen.clauses:
-                entries = [entry for entry in entries if chosen.matches(entry.field)]
-        if limit and len(entries) > limit:
-            page, rest = entries[:limit], entries[limit:]
-            meta["continue"] = _token(self.store.keep_snapshot(rest), meta["resourceVersion"])
-            if not (labels.clauses or chosen.clauses):
-                meta["remainingItemCount"] = len(rest)
-            return page, meta
-        return entries, meta
-
-    def list_all(self, request: Request, target: Target) -> Reply:
-        """GET a collection."""
-        entries, meta = self.select(request, target)
-        kind = target.kind
-        items = b",".join([self.raw(kind, entry.raw) for entry in entries])
-        head = f'{{"kind":"{kind.kind}List","apiVersion":"{kind.api_version}","metadata":'.encode()
-        return Reply(b"".join((head, encode(meta), b',"items":[', items, b"]}")))
-
-    def _selectors(
-        self, request: Request, kind: Kind
-    ) -> tuple[selectors.LabelSelector, selectors.FieldSelector]:
-        labels = selectors.parse_labels(request.query.get("labelSelector", ""))
-        chosen = selectors.parse_fields(request.query.get("fieldSelector", ""))
-        if chosen.clauses:
-            extra = kind.custom.selectable if kind.custom else ()
-            what = f'"{kind.api_version if kind.group else "/v1"}, Resource={kind.plural}"'
-            fields.check(chosen, kind.storage, extra, what)
-        return labels, chosen
-
-    def _at_version(self, request: Request, collection: Collection, namespace: str) -> list[Entry]:
-        asked = request.query.get("resourceVersion", "")
-        if asked in ("", "0"):
-            return collection.in_order(namespace)
-        version = _version(asked)
-        if version > self.store.version:
-            raise Failure(
-                504, "Timeout", f"Too large resource version: {version}, current: {self.store.version}"
-            )
-        if request.query.get("resourceVersionMatch") == "Exact":
-            return collection.as_of(version, namespace)
-        return collection.in_order(namespace)
-
-    # --- watching -----------------------------------------------------------------------------------
-    def watch(
-        self,
-        request: Request,
-        target: Target,
-        render: Render | None = None,
-    ) -> Stream:
-        """GET a collection with watch=true. Raises 410 if the version is too old."""
-        kind, collection = target.kind, self.collection(target.kind)
-        labels, chosen = self._selectors(request, kind)
-        if target.name:
-            chosen = selectors.FieldSelector((*chosen.clauses, ("metadata.name", True, target.name)))
-        tables = render is not None
-        if render is None and not self.registry.is_stored_form(kind):
-
-            def render(type_: str, raw: bytes) -> bytes:
-                return frame(type_, self.raw(kind, raw))
-
-        watcher = Watcher(
-            kind,
-            target.namespace,
-            labels,
-            chosen,
-            indexed=fields.INDEXED.get(kind.storage, ""),
-            render=render,
-            bookmarks=request.flag("allowWatchBookmarks"),
-            tables=tables,
-        )
-        asked = request.query.get("resourceVersion", "")
-        initial = request.query.get("sendInitialEvents")
-        past = []
-        if initial == "true" or (asked in ("", "0") and initial is None):
-            for entry in collection.in_order(target.namespace):
-                if watcher.selects(entry):
-                    watcher.send(render("ADDED", entry.raw) if render else frame("ADDED", entry.raw))
-            watcher.version = self.store.version
-            if initial == "true" and watcher.bookmarks:
-                self.bookmark(kind, watcher, end=True)
-        elif asked not in ("", "0"):
-            watcher.version = _version(asked)
-            past = list(collection.since(watcher.version))
-        for event in past:
-            watcher.offer(event)
-        seconds = request.number("timeoutSeconds") or WATCH_SECONDS
-        start = self.clock.monotonic()
-        watcher.deadline = start + seconds
-        watcher.bookmark_at = start + BOOKMARK_SECONDS if watcher.bookmarks else float("inf")
-        collection.hub.add(watcher)
-        return Stream(_batches(watcher), watcher.close)
-
-    def bookmark(self, kind: Kind, watcher: Watcher, *, end: bool = False) -> None:
-        """Tell a watcher how far it has seen, so that it can resume from there."""
-        meta: Json = {"resourceVersion": str(self.store.version), "creationTimestamp": None}
-        if end:
-            meta["annotations"] = {INITIAL_EVENTS_END: "true"}
-        raw = encode({"kind": kind.kind, "apiVersion": kind.api_version, "metadata": meta})
-        if watcher.render is not None and watcher.tables:
-            watcher.send(watcher.render("BOOKMARK", raw))
-        else:
-            watcher.send(frame("BOOKMARK", raw))
-        watcher.version = self.store.version
-
-    def tick(self) -> None:
-        """End the watches whose time is up and send the bookmarks that are due."""
-        moment = self.clock.monotonic()
-        for collection in self.store.collections():
-            for watcher in collection.hub.watchers():
-                if moment >= watcher.bookmark_at:
-                    watcher.bookmark_at = moment + BOOKMARK_SECONDS
-                    self.bookmark(watcher.kind, watcher)
-                if moment >= watcher.deadline:
-                    watcher.close()
 
     # --- writing ------------------------------------------------------------------------------------
     def settle(self, request: Request, kind: Kind, obj: Json, *, again: bool = False) -> None:
@@ -344,6 +181,7 @@ class Rest:
             new = canonical(kind, new)
             self._keep_identity(kind, target, old, new)
             self.rules.defaults(kind, new)
+            self.rules.admit(kind, new, old)
             self.rules.prepare_update(kind, new, old, target.subresource)
             verb_target = target.subresource if target.subresource != "scale" else ""
             if self.admission.concerns(kind, "UPDATE", verb_target):
@@ -446,7 +284,7 @@ class Rest:
 
     # --- deleting -----------------------------------------------------------------------------------
     async def delete(self, request: Request, target: Target, options: DeleteOptions) -> Reply:
-        """DELETE one object: at once, or by marking it where a grace period or finalizers stand in the way."""
+        """DELETE one object: at once, or marked where a grace period or finalizers stand in the way."""
         kind = target.kind
         entry = self.entry(target)
         if self.admission.concerns(kind, "DELETE", ""):
@@ -538,41 +376,8 @@ def read_delete_options(request: Request) -> DeleteOptions:
         propagation = "Orphan" if orphan else "Background"
     if propagation not in ("", "Orphan", "Background", "Foreground"):
         raise bad_request(
-            f'invalid propagationPolicy "{propagation}": supported values: "Background", "Foreground", "Orphan"'
+            f'invalid propagationPolicy "{propagation}": supported values: "Background", "Foreground", '
+            '"Orphan"'
         )
     dry = request.dry_run or bool(body.get("dryRun"))
     return DeleteOptions(grace, propagation, conditions.get("uid"), conditions.get("resourceVersion"), dry)
-
-
-def refuse(*_: object) -> Reply:
-    """The verb that a resource does not have."""
-    raise method_not_allowed()
-
-
-async def _batches(watcher: Watcher) -> AsyncIterator[list[bytes]]:
-    try:
-        while lines := await watcher.batch():
-            yield lines
-    finally:
-        watcher.close()
-
-
-def _version(text: str) -> int:
-    if not text.isdigit():
-        raise bad_request(f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
-    return int(text)
-
-
-def _token(number: int, version: str) -> str:
-    return base64.urlsafe_b64encode(encode({"v": "meta.k8s.io/v1", "rv": version, "page": number})).decode()
-
-
-def _read_token(token: str) -> tuple[int, str]:
-    try:
-        found = msgspec.json.decode(base64.urlsafe_b64decode(token))
-        return int(found["page"]), str(found["rv"])
-    except (ValueError, KeyError, TypeError, msgspec.DecodeError):
-        raise bad_request("continue key is not valid") from None
-
-
-__all__ = ["DeleteOptions", "Rest", "read_delete_options", "refuse"]

@@ -39,7 +39,7 @@ class Endpoint:
 
 
 class _NoRefusals(logging.Filter):
-    """Keeps out two complaints of uvicorn about what is normal here: exec refused with a status, SPDY asked for."""
+    """Keeps out uvicorn's complaints about what is normal here: a refused exec, a request for SPDY."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is worth a line."""
@@ -67,7 +67,8 @@ async def serving(
 ) -> AsyncIterator[Endpoint]:
     """Serve HTTPS while the block runs; port 0 takes a free one. Raises InputError if the port is taken.
 
-    Leaving the block ends open watches at once. The kubeconfig file stays: whoever chose its place removes it.
+    Leaving the block ends open watches at once. The kubeconfig file stays: whoever chose its place
+    removes it.
     """
     logging.getLogger("uvicorn.error").addFilter(_NO_REFUSALS)
     certificates = issue(clock)
@@ -81,7 +82,8 @@ async def serving(
     running = _Server(config)
     task = asyncio.create_task(running.serve(sockets=[listener]), name="apiserver https")
     try:
-        while not running.started and not task.done():
+        # uvicorn has no event for it; it takes a few turns of the loop.
+        while not running.started and not task.done():  # noqa: ASYNC110
             await asyncio.sleep(0)
         if kubeconfig is not None:
             write_kubeconfig(kubeconfig, endpoint)

@@ -80,7 +80,7 @@ class Collection:
         return self._entries.get((namespace, name))
 
     def in_order(self, namespace: str = "") -> list[Entry]:
-        """The objects of a namespace ("" for all) by namespace and name, as etcd lists them. Do not change it."""
+        """The objects of a namespace ("" for all), sorted by namespace and name. Do not change the list."""
         order = self._order.get(namespace)
         if order is None:
             entries: Iterable[Entry]
@@ -212,8 +212,8 @@ class Store:
         rest = self._snapshots.get(number)
         if rest is None:
             raise expired(
-                "The provided continue parameter is too old to display a consistent list result. You can start a "
-                "new list without the continue parameter."
+                "The provided continue parameter is too old to display a consistent list result. You can "
+                "start a new list without the continue parameter."
             )
         self._snapshots.move_to_end(number)
         return rest

@@ -30,7 +30,10 @@ _SUFFIX = 5
 
 def no_new_finalizers(names: str) -> Cause:
     """An object on its way out takes no new finalizer."""
-    why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{names}}}"
+    why = (
+        "no new finalizers can be added if the object is being deleted, found new finalizers "
+        f"[]string{{{names}}}"
+    )
     return forbidden_field("metadata.finalizers", why)
 
 
@@ -52,10 +55,12 @@ class Strategy:
         defaults.apply(kind, obj)
 
     def admit(self, kind: Kind, obj: Json, old: Json | None) -> None:
-        """The admission plugins that kube-apiserver has built in and clients notice: Priority, tolerations."""
+        """The built-in admission that clients notice: priority, tolerations, addresses."""
         if kind.key == ("", "pods") and old is None:
             defaults.admit_pod(obj, self._store)
         elif kind.key == ("", "services"):
+            if old is not None and not obj["spec"].get("clusterIP") and old["spec"].get("clusterIP"):
+                obj["spec"]["clusterIP"] = old["spec"]["clusterIP"]
             defaults.admit_service(obj, self._store)
 
     def prepare_create(self, kind: Kind, obj: Json) -> None:

@@ -1,4 +1,4 @@
-"""The syntax of names and labels: each function returns what is wrong, or "" (apimachinery `util/validation`)."""
+"""The syntax of names and labels (apimachinery `util/validation`): what is wrong, or ""."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 
 _LABEL_WHY = (
-    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
-    "an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start "
+    "and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
     "'[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
 )
 _SUBDOMAIN_WHY = (
-    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and "
-    "end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must "
+    "start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
     "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 )
 _NAME_WHY = (
-    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
-    "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an "
+    "alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
 )
 _VALUE_WHY = (
-    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and "
-    "end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is "
-    "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must "
+    "start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used "
+    "for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
 )
 
 
@@ -59,8 +59,9 @@ def qualified_name(text: str) -> str:
     prefix, slash, name = text.rpartition("/")
     if "/" in prefix:
         return (
-            "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an "
-            "alphanumeric character with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start "
+            "and end with an alphanumeric character with an optional DNS subdomain prefix and '/' (e.g. "
+            "'example.com/MyName')"
         )
     if slash and not prefix:
         return "prefix part must be non-empty"

@@ -7,10 +7,10 @@ from typing import Any
 
 from gpuslice.clock import Clock
 from gpuslice.local.apiserver import printers
+from gpuslice.local.apiserver.cells import age, json_path
 from gpuslice.local.apiserver.http import Request
 from gpuslice.local.apiserver.kinds import Column, Kind
 from gpuslice.local.apiserver.objects import convert
-from gpuslice.local.apiserver.printers import age
 from gpuslice.local.apiserver.status import Json
 from gpuslice.local.apiserver.store import decode, encode
 
@@ -126,7 +126,7 @@ def _row_object(kind: Kind, obj: Json, include: str) -> Json:
 
 
 def _custom_cell(obj: Json, column: Column, moment: int) -> Any:
-    values = printers.json_path(obj, column.path)
+    values = json_path(obj, column.path)
     if not values:
         return None
     if column.type == "date":

@@ -1,4 +1,4 @@
-"""Validation with Kubernetes' own wording, where users meet it: metadata and workloads. Pods: `podvalidation`."""
+"""Validation in Kubernetes' own words: metadata and workloads (pods: `podvalidation`)."""
 
 from __future__ import annotations
 
@@ -237,10 +237,10 @@ def _service(obj: Json, old: Json | None) -> list[Cause]:
             causes.append(invalid_value(f"spec.ports[{index}].port", port.get("port", 0), why))
         if len(ports) > 1 and not port.get("name"):
             causes.append(required(f"spec.ports[{index}].name"))
-    if old is not None and spec["type"] != "ExternalName" and old["spec"].get("clusterIP"):
-        if spec.get("clusterIP") != old["spec"]["clusterIP"]:
-            why = "may not change once set"
-            causes.append(invalid_value("spec.clusterIPs[0]", spec.get("clusterIP", ""), why))
+    was = old["spec"].get("clusterIP") if old is not None else None
+    if was and spec["type"] != "ExternalName" and spec.get("clusterIP") != was:
+        why = "may not change once set"
+        causes.append(invalid_value("spec.clusterIPs[0]", spec.get("clusterIP", ""), why))
     return causes
 
 
@@ -253,16 +253,20 @@ def _config(obj: Json, old: Json | None) -> list[Cause]:
         for key in obj.get(field) or ():
             if not _DATA_KEY.fullmatch(key):
                 why = (
-                    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  "
-                    "or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
+                    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. "
+                    "'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is "
+                    "'[-._a-zA-Z0-9]+')"
                 )
                 causes.append(invalid_value(f"{field}[{key}]", key, why))
     if old is not None and old.get("immutable"):
-        for field in ("data", "binaryData"):
-            if obj.get(field) != old.get(field):
-                causes.append(forbidden_field(field, "field is immutable when `immutable` is set"))
+        why = "field is immutable when `immutable` is set"
+        causes += [
+            forbidden_field(field, why)
+            for field in ("data", "binaryData")
+            if obj.get(field) != old.get(field)
+        ]
         if not obj.get("immutable"):
-            causes.append(forbidden_field("immutable", "field is immutable when `immutable` is set"))
+            causes.append(forbidden_field("immutable", why))
     if old is not None and obj.get("kind") == "Secret" and obj.get("type") != old.get("type"):
         causes.append(invalid_value("type", obj.get("type"), IMMUTABLE))
     return causes
@@ -311,9 +315,8 @@ def _webhooks(obj: Json, old: Json | None) -> list[Cause]:
     causes = []
     for index, hook in enumerate(obj.get("webhooks") or ()):
         where = f"webhooks[{index}]"
-        for name in ("name", "sideEffects", "admissionReviewVersions"):
-            if not hook.get(name):
-                causes.append(required(f"{where}.{name}"))
+        needed = ("name", "sideEffects", "admissionReviewVersions")
+        causes += [required(f"{where}.{name}") for name in needed if not hook.get(name)]
         config = hook.get("clientConfig") or {}
         if bool(config.get("url")) == bool(config.get("service")):
             causes.append(required(f"{where}.clientConfig", "exactly one of url or service is required"))
