@@ -259,9 +259,12 @@ class Kubelet:
         while True:
             await self._work.wait()
             while self._waiting or self._readmit:
-                await self._clock.sleep(self._admit_from - self._clock.monotonic())
                 async with self._up:
-                    await self._admit_one()
+                    early = self._admit_from - self._clock.monotonic()
+                    if early <= 0:
+                        await self._admit_one()
+                if early > 0:
+                    await self._clock.sleep(early)
             self._work.clear()
 
     async def _admit_one(self) -> None:
