@@ -63,6 +63,11 @@ class DeviceIds:
         unit = int(number, 36)
         return gpu if unit < self.gpus.units_of(gpu) and _base36(unit) == number else None
 
+    def locate(self, resource: str, device_id: str) -> str | None:
+        """The UUID of that GPU."""
+        gpu = self.gpu(resource, device_id)
+        return gpu.uuid if gpu else None
+
     def per_gpu(self, resource: str, ids: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         """Ids by the UUID of their GPU, GPUs by index; ids that are not of this node are left out."""
         found: dict[str, list[str]] = {}

@@ -1,0 +1,177 @@
+"""The node agent: puts the desk, the two plugins and the publishers together and keeps them running.
+
+Nothing is stored on disk but what containers read: after a restart the ledger is rebuilt from pod-resources
+and the API server before the kubelet hears of us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpuslice import names
+from gpuslice.clock import Clock
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.errors import InputError
+from gpuslice.kube.client import Client
+from gpuslice.kube.reflector import Reflector
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.node.backend import DeviceBackend
+from gpuslice.node.desk import Desk
+from gpuslice.node.deviceids import check_unit
+from gpuslice.node.kubeletapi import PodResourcesClient, RpcError
+from gpuslice.node.ledger import Ledger
+from gpuslice.node.plugin import Plugin, Station
+from gpuslice.node.publish import NodePublisher
+from gpuslice.node.slicefiles import SliceFolders
+from gpuslice.units import MemoryUnit
+
+RECONCILE_SECONDS: Final = 30.0
+QUIET_SECONDS: Final = 0.25
+"""Background questions to pod-resources wait until the kubelet has asked nothing for so long: one that comes
+in the middle of an Allocate makes it forget what it gives out there."""
+SYNC_SECONDS: Final = 5.0
+"""How long an absent API server may hold up the start: plugins that are away cost running pods."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Agent:
+    """One node's agent. `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node."""
+
+    def __init__(
+        self,
+        client: Client,
+        node_name: str,
+        backend: DeviceBackend,
+        *,
+        kubelet_dir: Path,
+        unit: MemoryUnit,
+        clock: Clock,
+        random: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._node = node_name
+        self._backend = backend
+        self._folder = kubelet_dir / "device-plugins"
+        self._lister = kubelet_dir / "pod-resources" / "kubelet.sock"
+        self._slices = SliceFolders(kubelet_dir / "gpuslice" / "slices")
+        self._unit = unit
+        self._clock = clock
+        self._random = random
+
+    async def run(self) -> None:
+        """For ever. Raises InputError if the unit is too fine or a socket is in use."""
+        gpus = NodeGpus(self._backend.gpus(), self._unit)
+        check_unit(gpus)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        kubelet = PodResourcesClient(self._lister)
+        try:
+            await self._serve(gpus, kubelet)
+        except* InputError as problems:
+            raise _first(problems) from None
+        finally:
+            await kubelet.aclose()
+
+    async def _serve(self, gpus: NodeGpus, kubelet: PodResourcesClient) -> None:
+        ledger = Ledger(gpus)
+        node = NodePublisher(
+            self._client, self._node, lambda: ledger.gpus, clock=self._clock, random=self._random
+        )
+        desk = Desk(
+            self._client,
+            self._node,
+            ledger,
+            kubelet,
+            self._slices,
+            isolation_disabled=lambda: node.isolation_disabled,
+            clock=self._clock,
+            random=self._random,
+        )
+        pods = Reflector(
+            self._client,
+            Pod,
+            on_set=desk.set_pod,
+            on_drop=desk.drop_pod,
+            field_selector=f"spec.nodeName={self._node}",
+            clock=self._clock,
+            random=self._random,
+        )
+        nodes = Reflector(
+            self._client,
+            Node,
+            on_set=node.set_node,
+            on_drop=node.drop_node,
+            field_selector=f"metadata.name={self._node}",
+            clock=self._clock,
+            random=self._random,
+        )
+        plugins = [Plugin(resource, desk) for resource in (names.GPU_MEM, names.WHOLE_GPU)]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pods.run())
+            group.create_task(nodes.run())
+            group.create_task(node.run())
+            await self._rebuild(desk, pods)
+            group.create_task(desk.publisher.run())
+            group.create_task(self._follow_devices(desk, node, plugins))
+            group.create_task(self._reconcile(desk))
+            for plugin in plugins:
+                station = Station(plugin, self._folder, clock=self._clock, random=self._random)
+                group.create_task(station.run())
+
+    async def _rebuild(self, desk: Desk, pods: Reflector[Pod]) -> None:
+        """Learn what is given out already, before the kubelet can ask for more."""
+        try:
+            async with asyncio.timeout(SYNC_SECONDS):
+                await pods.synced.wait()
+        except TimeoutError:
+            _log.warning("the API server is away; starting with what kubelet knows", node=self._node)
+        if self._lister.exists():
+            try:
+                await desk.reconcile()
+            except RpcError as error:
+                _log.warning("kubelet does not say yet who holds what", node=self._node, error=str(error))
+        if pods.synced.is_set():
+            desk.sweep()
+
+    async def _follow_devices(self, desk: Desk, node: NodePublisher, plugins: list[Plugin]) -> None:
+        while True:
+            await self._backend.changed()
+            try:
+                gpus = NodeGpus(self._backend.gpus(), self._unit)
+                check_unit(gpus)
+                desk.set_gpus(gpus)
+            except InputError as error:
+                _log.warning(
+                    "the GPUs have changed to what cannot be; they stay as they were", error=str(error)
+                )
+                continue
+            node.check()
+            for plugin in plugins:
+                plugin.changed()
+
+    async def _reconcile(self, desk: Desk) -> None:
+        """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""
+        while True:
+            ended = asyncio.create_task(desk.ended.wait())
+            tick = asyncio.create_task(self._clock.sleep(RECONCILE_SECONDS))
+            try:
+                await asyncio.wait((ended, tick), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ended.cancel()
+                tick.cancel()
+            desk.ended.clear()
+            while (quiet := self._clock.monotonic() - desk.last_call) < QUIET_SECONDS:
+                await self._clock.sleep(QUIET_SECONDS - quiet)
+            with contextlib.suppress(RpcError):
+                await desk.reconcile()
+
+
+def _first(problems: BaseExceptionGroup[InputError]) -> InputError:
+    first = problems.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,187 @@
+"""Which ids a container should get: GetPreferredAllocation's question, answered from values. Pure.
+
+The scheduler's plan is followed if it can be; a container without one, or whose planned GPU has no room any
+more, goes where the placement engine puts it, beside what other pods were promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from gpuslice import names
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.node.deviceids import DeviceIds
+from gpuslice.node.holdings import Held, Owner, Refusal, Wish, amount
+from gpuslice.node.nodepod import NodePod
+from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.verdict import Verdict
+from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
+
+Free = Mapping[str, Sequence[str]]
+"""Ids that may be given out, by the UUID of their GPU."""
+
+
+def free_ids(ids: DeviceIds, resource: str, offered: Collection[str], held: Iterable[Held]) -> Free:
+    """The ids that the kubelet offers and that really are free, on healthy GPUs in the right mode."""
+    taken: set[str] = set()
+    closed: set[str] = {gpu.uuid for gpu in ids.gpus.gpus if not gpu.healthy}
+    for holding in held:
+        if holding.resource == resource:
+            taken |= holding.ids
+        if holding.resource != resource or resource == names.WHOLE_GPU:
+            closed |= holding.gpus.keys()
+    found = ids.per_gpu(resource, [device_id for device_id in offered if device_id not in taken])
+    return {uuid: mine for uuid, mine in found.items() if uuid not in closed}
+
+
+def beside(
+    ids: DeviceIds, resource: str, free: Free, kept: Sequence[str], size: int
+) -> tuple[str, ...] | Refusal:
+    """Ids for a container that must include those its pod's init containers leave to it (`kept`)."""
+    where = ids.per_gpu(resource, kept)
+    sick = [gpu for uuid in where if (gpu := ids.gpus.find(uuid)) is not None and not gpu.healthy]
+    if sick:
+        return Refusal(
+            f"GPU {sick[0].index}, which the pod's init container used, is unhealthy: {sick[0].reason}"
+        )
+    missing = size - len(kept)
+    if resource == names.WHOLE_GPU:
+        spare = [device_id for mine in free.values() for device_id in mine if device_id not in kept]
+    elif len(where) == 1:
+        spare = [device_id for device_id in free.get(next(iter(where)), ()) if device_id not in kept]
+    else:
+        return Refusal(
+            "the init containers of this pod hold ids of several GPUs; delete the pod and start it again"
+        )
+    if len(spare) < missing:
+        return Refusal(
+            f"the container needs {_say(ids.gpus, resource, missing)} beside what its pod's init container "
+            f"leaves to it, but only {_say(ids.gpus, resource, len(spare))} are free there"
+        )
+    return (*kept, *spare[:missing])
+
+
+def choose(
+    ids: DeviceIds,
+    resource: str,
+    free: Free,
+    size: int,
+    wishes: Sequence[Wish],
+    pods: Mapping[str, NodePod],
+    held: Sequence[Held],
+) -> tuple[tuple[str, ...], Owner | None] | Refusal:
+    """Exactly `size` ids and the container that they are probably for, or why there are none."""
+    for wish in wishes:
+        for gpus in _favourites(wish, resource, held):
+            if (taken := _take(free, gpus, size)) is not None:
+                return taken, wish.owner
+    for wish in wishes or (None,):
+        request = _rest(wish, resource) if wish else PodRequest((_stranger(resource, size),))
+        rooms = _rooms(ids.gpus, resource, free, pods, held, wish.pod.uid if wish else "")
+        placed = place(request, ids.gpus.unit, rooms)
+        if isinstance(placed, Verdict):
+            continue
+        gpus = tuple(grant.gpu for grant in placed.of(request.containers[0].name))
+        if (taken := _take(free, gpus, size)) is not None:
+            return taken, wish.owner if wish else None
+    return _why_not(ids.gpus, resource, free, size, wishes)
+
+
+def _favourites(wish: Wish, resource: str, held: Sequence[Held]) -> list[tuple[str, ...]]:
+    """GPUs to try: where the pod's other containers are already, then where it was planned."""
+    if wish.pod.planned is None:
+        return []
+    planned = wish.planned
+    mine = {
+        uuid
+        for holding in held
+        if holding.resource == resource and holding.owner and holding.owner.uid == wish.pod.uid
+        for uuid in holding.gpus
+    }
+    together = len(set(wish.pod.planned.gpus)) == 1 and resource == names.GPU_MEM
+    if together and len(mine) == 1 and wish.container.across == 1 and (*mine,) != planned:
+        return [(*mine,), planned]
+    return [planned]
+
+
+def _take(free: Free, gpus: Sequence[str], size: int) -> tuple[str, ...] | None:
+    """Equal parts from each of these GPUs, or None if one has not enough."""
+    if not gpus or size % len(gpus):
+        return None
+    each = size // len(gpus)
+    if any(len(free.get(uuid, ())) < each for uuid in gpus):
+        return None
+    return tuple(device_id for uuid in gpus for device_id in free[uuid][:each])
+
+
+def _rest(wish: Wish, resource: str) -> PodRequest:
+    """A container and those of its pod that come after it."""
+    later = wish.pod.request.containers[wish.position :]
+    return PodRequest(tuple(container for container in later if amount(container, resource)))
+
+
+def _stranger(resource: str, size: int) -> ContainerRequest:
+    """A container of a pod that we have not heard of."""
+    if resource == names.WHOLE_GPU:
+        return ContainerRequest("", Role.APP, whole=size)
+    return ContainerRequest("", Role.APP, units=size)
+
+
+def _rooms(
+    gpus: NodeGpus,
+    resource: str,
+    free: Free,
+    pods: Mapping[str, NodePod],
+    held: Sequence[Held],
+    but: str,
+) -> list[GpuRoom]:
+    """What is left of each GPU once every planned pod but one has come into its own."""
+    promised: dict[str, int] = {}
+    busy: set[str] = {uuid for holding in held for uuid in holding.gpus}
+    owned = {holding.owner for holding in held}
+    for pod in pods.values():
+        if pod.uid == but or not pod.alive or pod.planned is None:
+            continue
+        if all(Owner(pod.uid, container.name) in owned for container in pod.request.containers):
+            continue
+        for charge in pod.planned.charges(pod.request):
+            has = sum(
+                gpus.unit.to_mib(holding.gpus.get(charge.gpu, 0))
+                for holding in held
+                if holding.owner and holding.owner.uid == pod.uid and holding.resource == names.GPU_MEM
+            )
+            promised[charge.gpu] = promised.get(charge.gpu, 0) + max(0, charge.mib - has)
+            busy.add(charge.gpu)
+    rooms = []
+    for gpu in gpus.gpus:
+        spare = len(free.get(gpu.uuid, ()))
+        mib = spare * gpu.memory_mib if resource == names.WHOLE_GPU else gpus.unit.to_mib(spare)
+        left = mib - promised.get(gpu.uuid, 0)
+        rooms.append(GpuRoom(gpu.index, gpu.uuid, left, gpu.memory_mib, int(gpu.uuid in busy), gpu.healthy))
+    return rooms
+
+
+def _why_not(gpus: NodeGpus, resource: str, free: Free, size: int, wishes: Sequence[Wish]) -> Refusal:
+    across = wishes[0].container.across if wishes else 1
+    if resource == names.WHOLE_GPU:
+        return Refusal(
+            f"the container asks for {_say(gpus, resource, size)}, but {len(free)} of this node's "
+            f"{len(gpus.gpus)} are healthy, free of shares and not promised to other pods"
+        )
+    each = size // across
+    most = max((len(mine) for mine in free.values()), default=0)
+    wanted = (
+        f"{gpus.unit.say(each)} on each of {across} GPUs"
+        if across > 1
+        else f"{gpus.unit.say(each)} of one GPU"
+    )
+    return Refusal(
+        f"the container asks for {wanted}, but no such room is left on this node: the GPU with the most has "
+        f"{gpus.unit.say(most)} free, part of which may be promised to other pods"
+    )
+
+
+def _say(gpus: NodeGpus, resource: str, count: int) -> str:
+    if resource == names.WHOLE_GPU:
+        return f"{count} whole GPU{'s' if count != 1 else ''}"
+    return gpus.unit.say(count)

@@ -1,0 +1,263 @@
+"""Answers a kubelet's calls: the ledger decides, and this fetches what it needs to know.
+
+Allocate is answered at once from what is known. GetPreferredAllocation may ask the API server once, since a
+kubelet's watch can be ahead of ours. PreStartContainer asks pod-resources who is about to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from gpuslice import names
+from gpuslice.clock import Clock
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound, Unavailable
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Pod
+from gpuslice.node.holdings import Held, Refusal, Unsure
+from gpuslice.node.kubeletapi import PodResourcesClient, RpcCode, RpcError
+from gpuslice.node.kubeletmessages import ContainerAllocation, Device, Mount, PodResources, PreferredRequest
+from gpuslice.node.ledger import Identity, Ledger
+from gpuslice.node.nodepod import NodePod, read_pod
+from gpuslice.node.publish import PodPublisher
+from gpuslice.node.slicefiles import GpuPart, SliceFile, SliceFolders
+
+FRESH_SECONDS: Final = 1.0
+"""How long a question to the API server may hold up an admission."""
+PUBLISH_SECONDS: Final = 2.0
+"""How long a container's start waits for its pod's annotations to be corrected."""
+LIST_SECONDS: Final = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Desk:
+    """The node's pods and ledger, and what the kubelet asks about them."""
+
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        ledger: Ledger,
+        kubelet: PodResourcesClient,
+        folders: SliceFolders,
+        *,
+        isolation_disabled: Callable[[], bool],
+        clock: Clock,
+        random: Callable[[], float],
+    ) -> None:
+        self.ledger = ledger
+        self.pods: dict[str, NodePod] = {}
+        self.publisher = PodPublisher(
+            client,
+            find=self.pods.get,
+            held=ledger.held,
+            gpus=lambda: ledger.gpus,
+            on_pod=self.set_pod,
+            clock=clock,
+            random=random,
+        )
+        self.ended = asyncio.Event()
+        """Set when a pod has ended or gone: its ids can probably be released."""
+        self.last_call = clock.monotonic()
+        self._raw: dict[str, Pod] = {}
+        self._client = client
+        self._selector = f"spec.nodeName={node}"
+        self._kubelet = kubelet
+        self._folders = folders
+        self._isolation_disabled = isolation_disabled
+        self._clock = clock
+
+    # --- what is known ----------------------------------------------------------------------------
+    def set_pod(self, pod: Pod) -> None:
+        """A pod of this node as the API server has it; older news than we have are ignored."""
+        known = self._raw.get(pod.uid)
+        if known is not None and _version(pod) < _version(known):
+            return
+        self._raw[pod.uid] = pod
+        read = self.pods[pod.uid] = read_pod(pod, self.ledger.gpus)
+        self.publisher.check([pod.uid])
+        if not read.alive:
+            self.ended.set()
+
+    def drop_pod(self, pod: Pod) -> None:
+        self._raw.pop(pod.uid, None)
+        if self.pods.pop(pod.uid, None) is not None:
+            self.ended.set()
+
+    def set_gpus(self, gpus: NodeGpus) -> None:
+        """The node's GPUs have changed."""
+        self.ledger.set_gpus(gpus)
+        for uid, pod in self._raw.items():
+            self.pods[uid] = read_pod(pod, gpus)
+        self.publisher.check(self.pods)
+
+    # --- the kubelet's calls ----------------------------------------------------------------------
+    def devices(self, resource: str) -> Sequence[Device]:
+        return [Device(device_id, healthy) for device_id, healthy in self.ledger.ids.listed(resource)]
+
+    async def prefer(self, resource: str, request: PreferredRequest) -> Sequence[str]:
+        self.last_call = self._clock.monotonic()
+        ask = (resource, request.available, request.must_include, request.size)
+        if not request.must_include and not self.ledger.expects(resource, request.size, self.pods):
+            await self._fetch_all()
+        answer = self.ledger.prefer(*ask, self.pods)
+        if isinstance(answer, Refusal):
+            # Perhaps what it lacks is held for pods that have ended since we last looked. To ask
+            # pod-resources is harmless here: nothing of this container is given out yet.
+            await self._fetch_all()
+            with contextlib.suppress(RpcError):
+                await self.reconcile(FRESH_SECONDS)
+            answer = self.ledger.prefer(*ask, self.pods)
+        self.last_call = self._clock.monotonic()
+        if isinstance(answer, Refusal):
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, answer.sentence)
+        return answer
+
+    def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+        self.last_call = self._clock.monotonic()
+        outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
+        if isinstance(outcome, Refusal):
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
+        try:
+            folder = self._folders.make(outcome.ids)
+        except OSError as error:
+            self.ledger.withdraw(outcome)
+            raise RpcError(RpcCode.INTERNAL, f"cannot make the container's folder: {error}") from error
+        mount = Mount(names.SLICE_DIR_IN_CONTAINER, str(folder))
+        return ContainerAllocation(envs=self._environment(outcome), mounts=(mount,))
+
+    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
+        try:
+            listing = await self._kubelet.list(timeout=LIST_SECONDS)
+        except RpcError as error:
+            raise RpcError(
+                RpcCode.UNAVAILABLE, f"kubelet's pod-resources do not say whose container starts: {error}"
+            ) from error
+        identity = await self._identify(resource, ids, listing)
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS):
+                await self.publisher.publish(identity.pod.uid)
+        except (NotFound, Conflict):
+            # The pod that we took it for is gone; one of the same name has taken its place.
+            self.ledger.doubt(identity.pod.uid)
+            await self._fetch(identity.pod.key)
+            identity = await self._identify(resource, ids, listing)
+            self.publisher.check([identity.pod.uid])
+        except (Unavailable, ApiError, TimeoutError):
+            self.publisher.check([identity.pod.uid])
+        self.publisher.check({h.owner.uid for h in self.ledger.held() if h.owner})
+        try:
+            self._folders.write(ids, self._content(identity))
+        except OSError as error:
+            raise RpcError(RpcCode.INTERNAL, f"cannot write the container's slice.json: {error}") from error
+
+    # --- level-triggered --------------------------------------------------------------------------
+    async def reconcile(self, timeout: float = LIST_SECONDS) -> None:
+        """Learn who holds what and release what is over. Raises RpcError if the kubelet is away."""
+        calls = self.ledger.calls
+        listing = await self._kubelet.list(timeout=timeout)
+        released = self.ledger.reconcile(listing, self.pods, calls, self._clock.monotonic())
+        held = self.ledger.held()
+        for gone in released:
+            if not any(h.ids == gone.ids for h in held):
+                self._folders.remove(gone.ids)
+        self.publisher.check({h.owner.uid for h in held if h.owner})
+
+    def sweep(self) -> None:
+        """Remove folders that a former run left."""
+        self._folders.sweep((h.ids for h in self.ledger.held()), self.pods.keys())
+
+    # --- inside -----------------------------------------------------------------------------------
+    async def _identify(self, resource: str, ids: Sequence[str], listing: Sequence[PodResources]) -> Identity:
+        outcome = self._ask(resource, ids, listing, fresh=False)
+        if isinstance(outcome, Unsure):
+            known = await self._fetch(outcome.key) if outcome.key else await self._fetch_all()
+            if not known:
+                raise RpcError(
+                    RpcCode.UNAVAILABLE,
+                    f"cannot ask the API server about pod {outcome.key or 'of this container'}; it starts when "
+                    "the API server is back",
+                )
+            outcome = self._ask(resource, ids, listing, fresh=True)
+        if isinstance(outcome, Identity):
+            return outcome
+        sentence = outcome.sentence if isinstance(outcome, Refusal) else "the pod is not known"
+        raise RpcError(RpcCode.FAILED_PRECONDITION, sentence)
+
+    def _ask(
+        self, resource: str, ids: Sequence[str], listing: Sequence[PodResources], *, fresh: bool
+    ) -> Identity | Unsure | Refusal:
+        now = self._clock.monotonic()
+        return self.ledger.identify(resource, ids, listing, self.pods, now, fresh=fresh)
+
+    async def _fetch(self, key: str) -> bool:
+        """Read one pod anew; True if the API server answered."""
+        namespace, _, name = key.partition("/")
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS):
+                pod = await self._client.get(Pod, name, namespace)
+        except NotFound:
+            self._supersede(key, None)
+            return True
+        except (GpuSliceError, TimeoutError):
+            return False
+        self._supersede(key, pod.uid)
+        self.set_pod(pod)
+        return True
+
+    def _supersede(self, key: str, uid: str | None) -> None:
+        for pod in [p for p in self._raw.values() if p.key == key and p.uid != uid]:
+            self.drop_pod(pod)
+
+    async def _fetch_all(self) -> bool:
+        """Read the node's pods anew; True if the API server answered."""
+        before = set(self._raw)
+        try:
+            async with asyncio.timeout(FRESH_SECONDS):
+                listing = await self._client.list(Pod, field_selector=self._selector)
+        except (GpuSliceError, TimeoutError):
+            return False
+        present = {pod.uid for pod in listing.items}
+        for uid in before - present:
+            if uid in self._raw:
+                self.drop_pod(self._raw[uid])
+        for pod in listing.items:
+            self.set_pod(pod)
+        return True
+
+    def _environment(self, held: Held) -> Mapping[str, str]:
+        envs = {names.VISIBLE_DEVICES: ",".join(held.gpus)}
+        if held.resource == names.GPU_MEM:
+            gpus = [gpu for uuid in held.gpus if (gpu := self.ledger.gpus.find(uuid)) is not None]
+            pod = self.pods.get(held.owner.uid) if held.owner else None
+            envs |= {
+                names.MEM_IDX: ",".join(str(gpu.index) for gpu in gpus),
+                names.MEM_POD: str(pod.request.units if pod else len(held.ids)),
+                names.MEM_CONTAINER: str(len(held.ids)),
+                names.MEM_DEV: str(self.ledger.gpus.units_of(gpus[0])),
+            }
+        if self._isolation_disabled():
+            envs[names.CGPU_DISABLE] = "true"
+        return envs
+
+    def _content(self, identity: Identity) -> SliceFile:
+        whole = identity.held.resource == names.WHOLE_GPU
+        gpus = self.ledger.gpus
+        parts = tuple(
+            GpuPart(gpu.index, uuid, gpu.model, gpu.memory_mib if whole else gpus.unit.to_mib(count), whole)
+            for uuid, count in identity.held.gpus.items()
+            if (gpu := gpus.find(uuid)) is not None
+        )
+        pod = identity.pod
+        return SliceFile(pod.namespace, pod.name, pod.uid, identity.container, parts)
+
+
+def _version(pod: Pod) -> int:
+    text = pod.metadata.resource_version
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,114 @@
+"""Who holds which ids, and who still waits for some: the values that the ledger is made of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuslice import names
+from gpuslice.node.nodepod import NodePod
+from gpuslice.requests.allocation import Grant
+from gpuslice.requests.pod import ContainerRequest
+from gpuslice.units import MemoryUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One container of one incarnation of a pod."""
+
+    uid: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Ids given out in one Allocate, and whose they are.
+
+    `gpus`: how many of them on each GPU, by UUID. `owner` is a guess until `certain`. `call`: which call of
+    the kubelet gave them out (they only grow); `since`: when, in monotonic seconds.
+    """
+
+    serial: int
+    resource: str
+    ids: frozenset[str]
+    gpus: Mapping[str, int]
+    owner: Owner | None
+    certain: bool
+    call: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No, and why: one sentence for the user who reads the pod's events."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Ask the API server about this pod (namespace/name, "" for all of the node's) and come back."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A container that was not seen to get its ids yet. `position` in the order of its pod's start."""
+
+    pod: NodePod
+    container: ContainerRequest
+    position: int
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.pod.uid, self.container.name)
+
+    @property
+    def planned(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that the scheduler chose for it."""
+        if self.pod.planned is None:
+            return ()
+        return tuple(grant.gpu for grant in self.pod.planned.of(self.container.name))
+
+
+def amount(container: ContainerRequest, resource: str) -> int:
+    """How many ids of a resource a container asks for."""
+    return container.whole if resource == names.WHOLE_GPU else container.units
+
+
+def wishes(
+    pods: Mapping[str, NodePod], held: Iterable[Held], resource: str, size: int, current: str
+) -> list[Wish]:
+    """The waiting containers that ask for exactly that much, the likeliest first.
+
+    The kubelet admits one pod at a time and its containers in order, so the next container of the pod it is
+    at (`current`, a uid) is likeliest; then the pods by the time of their bind, and of each pod the first.
+    """
+    owned = {holding.owner for holding in held}
+    found: list[tuple[tuple[bool, bool, bool, int, str], Wish]] = []
+    for pod in pods.values():
+        if not pod.alive:
+            continue
+        waiting = [
+            (position, container)
+            for position, container in enumerate(pod.request.containers)
+            if Owner(pod.uid, container.name) not in owned
+        ]
+        for position, container in waiting:
+            if amount(container, resource) == size:
+                is_next = position == waiting[0][0]
+                # A pod without a time of bind was placed by nobody: it comes last.
+                when = pod.since or 2**63
+                rank = (not (is_next and pod.uid == current), pod.leaving, not is_next, when, pod.key)
+                found.append((rank, Wish(pod, container, position)))
+    return [wish for _, wish in sorted(found, key=lambda pair: (pair[0], pair[1].position))]
+
+
+def grants(held: Held, container: str, unit: MemoryUnit, memory: Mapping[str, int]) -> tuple[Grant, ...]:
+    """What was given, in the scheduler's words. `memory`: MiB of every GPU, by UUID."""
+    whole = held.resource == names.WHOLE_GPU
+    return tuple(
+        Grant(container, uuid, memory.get(uuid, 0) if whole else unit.to_mib(count), whole)
+        for uuid, count in held.gpus.items()
+    )

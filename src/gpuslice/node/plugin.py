@@ -1,0 +1,160 @@
+"""One resource as the kubelet sees it, and the socket by which it does.
+
+`Plugin` translates between gRPC and the desk. `Station` keeps plugins served and registered: a kubelet that
+restarts deletes their sockets and forgets them, and a plugin that is not back at once costs running pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from gpuslice import names
+from gpuslice.clock import Clock
+from gpuslice.errors import InputError
+from gpuslice.kube.backoff import Backoff
+from gpuslice.node.inotify import FolderWatch
+from gpuslice.node.kubeletapi import RpcError, Server, register, serve_plugin
+from gpuslice.node.kubeletmessages import (
+    ContainerAllocation,
+    Device,
+    PluginOptions,
+    PreferredRequest,
+    Registration,
+)
+
+KUBELET_SOCKET: Final = "kubelet.sock"
+SOCKETS: Final = {names.GPU_MEM: "gpuslice-gpu-mem.sock", names.WHOLE_GPU: "gpuslice-gpu.sock"}
+OPTIONS: Final = PluginOptions(pre_start_required=True, preferred_allocation=True)
+RETRY: Final = Backoff(base=0.05, cap=1.0)
+LISTENED_SECONDS: Final = 2.0
+"""A kubelet that registered us and does not call ListAndWatch for so long has lost us."""
+
+_log = structlog.get_logger(__name__)
+
+Stamp = tuple[int, int] | None
+
+
+class Answers(Protocol):
+    """Who decides. Every method may raise RpcError."""
+
+    def devices(self, resource: str) -> Sequence[Device]: ...
+    async def prefer(self, resource: str, request: PreferredRequest) -> Sequence[str]: ...
+    def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation: ...
+    async def pre_start(self, resource: str, ids: Sequence[str]) -> None: ...
+
+
+class Plugin:
+    """A `kubeletapi.DevicePlugin` for one resource."""
+
+    def __init__(self, resource: str, answers: Answers) -> None:
+        self.resource = resource
+        self.streams = 0
+        self._answers = answers
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """The devices are not what they were."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def options(self) -> PluginOptions:
+        return OPTIONS
+
+    async def list_and_watch(self) -> AsyncIterator[Sequence[Device]]:
+        self.streams += 1
+        try:
+            while True:
+                changed = self._changed
+                yield self._answers.devices(self.resource)
+                await changed.wait()
+        finally:
+            self.streams -= 1
+
+    async def prefer(self, requests: Sequence[PreferredRequest]) -> Sequence[Sequence[str]]:
+        return [await self._answers.prefer(self.resource, request) for request in requests]
+
+    async def allocate(self, requests: Sequence[Sequence[str]]) -> Sequence[ContainerAllocation]:
+        return [self._answers.allocate(self.resource, ids) for ids in requests]
+
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        await self._answers.pre_start(self.resource, ids)
+
+
+class Station:
+    """Serves one plugin on its socket in the kubelet's folder and keeps it registered."""
+
+    def __init__(self, plugin: Plugin, folder: Path, *, clock: Clock, random: Callable[[], float]) -> None:
+        self._plugin = plugin
+        self._folder = folder
+        self._path = folder / SOCKETS[plugin.resource]
+        self._kubelet = folder / KUBELET_SOCKET
+        self._clock = clock
+        self._random = random
+        self._server: Server | None = None
+        self._mine: Stamp = None
+        self._known_by: Stamp = None
+        self._registered_at = 0.0
+        self._failures = 0
+
+    async def run(self) -> None:
+        """For ever. Raises InputError if the socket is in use by another process."""
+        wake = asyncio.Event()
+        watch = FolderWatch(self._folder, wake.set)
+        try:
+            while True:
+                wake.clear()
+                wait = await self._settle()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await wake.wait()
+        finally:
+            watch.close()
+            if self._server is not None:
+                await self._server.stop()
+
+    async def _settle(self) -> float:
+        """Serve and register if need be; in how many seconds to look again at the latest."""
+        if self._server is None or _stamp(self._path) != self._mine:
+            if self._server is not None:
+                server, self._server = self._server, None
+                if _stamp(self._path) is not None:
+                    raise InputError(
+                        f"{self._path} was taken over by another process; run one agent per node"
+                    )
+                await server.stop()
+            self._server = await serve_plugin(self._path, self._plugin)
+            self._mine, self._known_by = _stamp(self._path), None
+        kubelet = _stamp(self._kubelet)
+        if kubelet is None:
+            self._known_by = None
+            return LISTENED_SECONDS
+        since = self._clock.monotonic() - self._registered_at
+        if kubelet == self._known_by and (self._plugin.streams or since < LISTENED_SECONDS):
+            return LISTENED_SECONDS
+        try:
+            await register(self._kubelet, Registration(self._plugin.resource, self._path.name, OPTIONS))
+        except RpcError as error:
+            self._failures += 1
+            if self._failures == 5:
+                _log.warning(
+                    "kubelet does not take the plugin", resource=self._plugin.resource, error=str(error)
+                )
+            return RETRY.delay(self._failures, self._random)
+        self._failures = 0
+        self._known_by, self._registered_at = kubelet, self._clock.monotonic()
+        _log.info("registered with kubelet", resource=self._plugin.resource)
+        return LISTENED_SECONDS
+
+
+def _stamp(path: Path) -> Stamp:
+    """A file's identity. A new socket often gets the old one's inode number, but not its ctime."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        return status.st_ino, status.st_ctime_ns
+    return None

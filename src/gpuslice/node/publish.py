@@ -1,0 +1,218 @@
+"""What the agent writes to the API server: its node's GPUs, and where each pod's containers really are.
+
+Both are level-triggered: what should be there is computed from what is known and compared with what is
+there; only the difference is sent, again and again until it is in order. Nothing is remembered of failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from gpuslice import names
+from gpuslice.clock import Clock
+from gpuslice.cluster.annotations import encode_allocation, encode_gpus, gpushare_allocation
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.errors import ApiError, Conflict, NotFound, Unavailable
+from gpuslice.kube.backoff import Backoff
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.node.holdings import Held
+from gpuslice.node.nodepod import NodePod
+from gpuslice.requests.allocation import Allocation, Grant
+from gpuslice.requests.pod import Role
+
+BACKOFF: Final = Backoff(base=0.2, cap=15.0)
+
+_log = structlog.get_logger(__name__)
+
+
+def allocation_of(pod: NodePod, held: Iterable[Held], gpus: NodeGpus) -> Allocation | None:
+    """Where a pod's containers are, or were planned; None as long as nothing is certain."""
+    mine = {h.owner.container: h for h in held if h.owner is not None and h.owner.uid == pod.uid}
+    if not any(holding.certain for holding in mine.values()):
+        return None
+    shared = {uuid for h in mine.values() if h.resource == names.GPU_MEM for uuid in h.gpus}
+    grants: list[Grant] = []
+    for container in pod.request.containers:
+        holding = mine.get(container.name)
+        if holding is not None and holding.resource == names.WHOLE_GPU:
+            grants += [
+                Grant(container.name, uuid, gpu.memory_mib if (gpu := gpus.find(uuid)) else 0, whole=True)
+                for uuid in holding.gpus
+            ]
+        elif holding is not None:
+            grants += [
+                Grant(container.name, uuid, gpus.unit.to_mib(count)) for uuid, count in holding.gpus.items()
+            ]
+        elif container.role is Role.INIT and container.units and len(shared) == 1:
+            # pod-resources does not list ordinary init containers; theirs is the GPU of the others.
+            grants.append(Grant(container.name, next(iter(shared)), gpus.unit.to_mib(container.units)))
+        elif pod.planned is not None:
+            grants += pod.planned.of(container.name)
+    return Allocation(tuple(grants))
+
+
+def corrections(
+    pod: NodePod, held: Iterable[Held], gpus: NodeGpus, *, now_ns: int
+) -> Mapping[str, str | None]:
+    """The annotations of a pod that are not as they should be; None = to be removed."""
+    allocation = allocation_of(pod, held, gpus)
+    if allocation is None:
+        return {}
+    wanted = encode_allocation(
+        pod.request, allocation, gpus, assume_time_ns=pod.since or now_ns, assigned=True
+    ) | gpushare_allocation(pod.containers, allocation, gpus)
+    changes: dict[str, str | None] = {
+        key: value for key, value in wanted.items() if pod.annotations.get(key) != value
+    }
+    stale = {names.MEM_IDX, names.GPUSHARE_ALLOCATION} & pod.annotations.keys() - wanted.keys()
+    return changes | dict.fromkeys(sorted(stale))
+
+
+class PodPublisher:
+    """Keeps the annotations of this node's pods true."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        find: Callable[[str], NodePod | None],
+        held: Callable[[], list[Held]],
+        gpus: Callable[[], NodeGpus],
+        on_pod: Callable[[Pod], None],
+        clock: Clock,
+        random: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._find = find
+        self._held = held
+        self._gpus = gpus
+        self._on_pod = on_pod
+        self._clock = clock
+        self._random = random
+        self._dirty: dict[str, None] = {}
+        self._wake = asyncio.Event()
+
+    def check(self, uids: Iterable[str]) -> None:
+        """Something about these pods has changed."""
+        self._dirty |= dict.fromkeys(uids)
+        self._wake.set()
+
+    async def publish(self, uid: str) -> None:
+        """Make one pod's annotations true. Raises Unavailable, or ApiError (Conflict: another pod)."""
+        pod = self._find(uid)
+        if pod is None or not pod.alive:
+            return
+        changes = corrections(pod, self._held(), self._gpus(), now_ns=self._clock.now_ns())
+        if not changes:
+            return
+        body = {"metadata": {"uid": uid, "annotations": changes}}
+        self._on_pod(await self._client.patch(Pod, pod.name, body, pod.namespace))
+
+    async def run(self) -> None:
+        """Work off what `check` was told, for ever."""
+        failures = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            todo, self._dirty = self._dirty, {}
+            for uid in todo:
+                try:
+                    await self.publish(uid)
+                except (NotFound, Conflict):
+                    continue  # it is gone: the watch will say so
+                except (Unavailable, ApiError) as error:
+                    self._dirty[uid] = None
+                    problem = str(error)
+            if not self._dirty:
+                failures = 0
+                continue
+            if not failures:
+                _log.warning(
+                    "cannot correct the annotations of pods yet", pods=len(self._dirty), error=problem
+                )
+            failures += 1
+            await self._clock.sleep(BACKOFF.delay(failures, self._random))
+            self._wake.set()
+
+
+class NodePublisher:
+    """Keeps the node's annotations and its gpu-count true."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        gpus: Callable[[], NodeGpus],
+        *,
+        clock: Clock,
+        random: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._gpus = gpus
+        self._clock = clock
+        self._random = random
+        self._node: Node | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def isolation_disabled(self) -> bool:
+        """True if the node's label asks for containers without cGPU's isolation."""
+        labels = self._node.metadata.labels if self._node else None
+        return (labels or {}).get(names.LABEL_DISABLE_ISOLATION) == "true"
+
+    def set_node(self, node: Node) -> None:
+        """The node as the API server has it."""
+        self._node = node
+        self._wake.set()
+
+    def drop_node(self, _: Node) -> None:
+        self._node = None
+
+    def check(self) -> None:
+        """The GPUs have changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish whatever is missing, for ever."""
+        failures = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._publish()
+                failures = 0
+            except NotFound:
+                continue  # deleted in this moment; the watch brings it back
+            except (Unavailable, ApiError) as error:
+                failures += 1
+                if failures == 1:
+                    _log.warning("cannot publish the node's GPUs yet", node=self._name, error=str(error))
+                await self._clock.sleep(BACKOFF.delay(failures, self._random))
+                self._wake.set()
+
+    async def _publish(self) -> None:
+        node = self._node
+        if node is None:
+            return
+        gpus = self._gpus()
+        present = node.metadata.annotations or {}
+        changes = {key: value for key, value in encode_gpus(gpus).items() if present.get(key) != value}
+        if changes:
+            body: dict[str, object] = {"metadata": {"annotations": changes}}
+            self._keep(await self._client.patch(Node, self._name, body))
+        count = str(len(gpus.gpus))
+        amounts = {"capacity": node.status.capacity or {}, "allocatable": node.status.allocatable or {}}
+        wrong = {kind for kind, have in amounts.items() if str(have.get(names.GPU_COUNT)) != count}
+        if wrong:
+            body = {"status": {kind: {names.GPU_COUNT: count} for kind in sorted(wrong)}}
+            self._keep(await self._client.patch(Node, self._name, body, subresource="status"))
+
+    def _keep(self, node: Node) -> None:
+        if self._node is not None and self._node.uid == node.uid:
+            self._node = node

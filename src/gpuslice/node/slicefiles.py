@@ -1,0 +1,83 @@
+"""The folders that containers see at /run/gpuslice: `slice.json` says what a container holds.
+
+Allocate must say what is mounted before anybody knows for whom; so the folder's name is made from the ids,
+and PreStartContainer, which knows, fills it. Files are replaced in one step: a reader sees all or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+FILE: Final = "slice.json"
+
+
+class GpuPart(msgspec.Struct, frozen=True, gc=False):
+    """A GPU and how much of it a container holds, in MiB."""
+
+    index: int
+    uuid: str
+    model: str
+    mib: int
+    whole: bool
+
+
+class SliceFile(msgspec.Struct, frozen=True, gc=False):
+    """The content of slice.json."""
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    gpus: tuple[GpuPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFolders:
+    """All such folders of one node, below `<kubelet_dir>/gpuslice/slices`."""
+
+    root: Path
+
+    def of(self, ids: Iterable[str]) -> Path:
+        """The folder of the container that holds exactly these ids."""
+        return self.root / sha256(" ".join(sorted(ids)).encode()).hexdigest()[:32]
+
+    def make(self, ids: Iterable[str]) -> Path:
+        """Make it, empty. Raises OSError."""
+        folder = self.of(ids)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def write(self, ids: Iterable[str], content: SliceFile) -> None:
+        """Say what the container holds. Raises OSError."""
+        folder = self.make(ids)
+        new = folder / f".{FILE}"
+        new.write_bytes(msgspec.json.encode(content) + b"\n")
+        new.chmod(0o644)
+        os.replace(new, folder / FILE)  # noqa: PTH105 (Path.replace returns a path nobody needs)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """The slice was given back."""
+        shutil.rmtree(self.of(ids), ignore_errors=True)
+
+    def sweep(self, held: Iterable[Iterable[str]], uids: Collection[str]) -> None:
+        """Remove what a former run left: folders of no slice, unless a pod that is still there has them."""
+        keep = {self.of(ids).name for ids in held}
+        with contextlib.suppress(FileNotFoundError):
+            for folder in list(self.root.iterdir()):
+                if folder.name in keep:
+                    continue
+                try:
+                    content = msgspec.json.decode((folder / FILE).read_bytes(), type=SliceFile)
+                except (OSError, msgspec.DecodeError):
+                    content = None
+                if content is None or content.uid not in uids:
+                    shutil.rmtree(folder, ignore_errors=True)

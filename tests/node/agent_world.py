@@ -1,0 +1,184 @@
+"""A node under test: embedded API server, simulated kubelet and the real agent, over real unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from gpuslice import names
+from gpuslice.clock import SystemClock
+from gpuslice.cluster.annotations import encode_allocation
+from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import KubeObject, Node, Pod
+from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.kubelet import Kubelet, NodeDescription
+from gpuslice.node.agent import Agent
+from gpuslice.node.simulated import SimulatedBackend
+from gpuslice.requests.allocation import Allocation, Grant
+from gpuslice.requests.pod import read_request
+from gpuslice.units import GIB, parse_count
+
+GUARD = 20.0
+NODE = "n1"
+GPUS = tuple(Gpu(i, f"GPU-{i:08x}-0000", "Tesla T4", 15109) for i in range(2))
+"""Two GPUs of 14 GiB."""
+
+
+class World:
+    def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = GPUS) -> None:
+        self.folder = folder
+        self.api = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
+        self.client = Client(self.api.transport())
+        self.backend = SimulatedBackend(gpus)
+        self.gpus = NodeGpus(gpus, GIB)
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def agent(self, **more: Any) -> Agent:
+        options: dict[str, Any] = {"unit": GIB, "clock": SystemClock(), "random": Random(1).random} | more
+        return Agent(self.client, NODE, self.backend, kubelet_dir=self.folder, **options)
+
+    async def start_agent(self) -> None:
+        self.tasks["agent"] = asyncio.create_task(self.agent().run())
+
+    async def start_kubelet(self, seed: int = 7) -> None:
+        kubelet = Kubelet(
+            self.client,
+            NodeDescription(NODE, address="10.0.0.7"),
+            root=self.folder,
+            clock=SystemClock(),
+            random=Random(seed),
+            run_processes=False,
+        )
+        self.tasks["kubelet"] = asyncio.create_task(kubelet.run())
+        async with asyncio.timeout(GUARD):
+            await kubelet.ready.wait()
+
+    async def stop(self, what: str) -> None:
+        task = self.tasks.pop(what, None)
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def allocatable(self, units: int, resource: str = names.GPU_MEM) -> Node:
+        return await self.until(
+            Node,
+            NODE,
+            lambda node: parse_count((node.status.allocatable or {}).get(resource, 0), field="") == units,
+        )
+
+    async def create(
+        self,
+        name: str,
+        *containers: dict[str, Any],
+        on: dict[str, tuple[int, ...]] | None = None,
+        annotations: dict[str, str] | None = None,
+        **spec: Any,
+    ) -> Pod:
+        """A pod bound to the node. `on`: the GPUs (indexes) that the scheduler planned, by container."""
+        body: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "annotations": dict(annotations or {})},
+            "spec": {"nodeName": NODE, "containers": list(containers), **spec},
+        }
+        if on is not None:
+            pod = msgspec.json.decode(json.dumps(body), type=Pod)
+            request = read_request(pod.spec, pod.annotations)
+            grants = [
+                Grant(c.name, GPUS[i].uuid, self.gpus.unit.to_mib(c.units_per_gpu), bool(c.whole))
+                for c in request.containers
+                for i in on[c.name]
+            ]
+            body["metadata"]["annotations"] |= encode_allocation(
+                request,
+                Allocation(tuple(grants)),
+                self.gpus,
+                assume_time_ns=SystemClock().now_ns(),
+                assigned=False,
+            )
+        return msgspec.json.decode(await self.client.create(Pod.resource, body, "default"), type=Pod)
+
+    async def pod(self, name: str, holds: Callable[[Pod], bool]) -> Pod:
+        return await self.until(Pod, name, holds, "default")
+
+    async def assigned(self, name: str) -> Pod:
+        """Wait until the agent has made a pod's annotations true."""
+        return await self.pod(name, lambda pod: pod.annotations.get(names.MEM_ASSIGNED) == "true")
+
+    async def running(self, name: str) -> Pod:
+        return await self.pod(name, lambda pod: pod.status.phase == "Running")
+
+    async def gone(self, name: str) -> None:
+        async with asyncio.timeout(GUARD):
+            listing = await self.client.list(Pod, "default")
+            if all(pod.name != name for pod in listing.items):
+                return
+            async for event in self.client.watch(Pod, "default", resource_version=listing.resource_version):
+                if event.type == "DELETED" and event.object.name == name:
+                    return
+
+    async def until(
+        self, kind: type[Any], name: str, holds: Callable[[Any], bool], namespace: str | None = None
+    ) -> Any:
+        last: KubeObject | None = None
+        try:
+            async with asyncio.timeout(GUARD):
+                listing = await self.client.list(kind, namespace)
+                for item in listing.items:
+                    if item.name == name:
+                        last = item
+                        if holds(item):
+                            return item
+                async for event in self.client.watch(
+                    kind, namespace, resource_version=listing.resource_version
+                ):
+                    if event.type in ("ADDED", "MODIFIED") and event.object.name == name:
+                        last = event.object
+                        if holds(event.object):
+                            return event.object
+        except TimeoutError as error:
+            raise AssertionError(f"waited in vain, it is {last}") from error
+        raise AssertionError("the watch ended first")
+
+    def slices(self) -> list[dict[str, Any]]:
+        """Every slice.json of the node."""
+        return [
+            json.loads(path.read_text())
+            for path in sorted((self.folder / "gpuslice" / "slices").glob("*/slice.json"))
+        ]
+
+
+@asynccontextmanager
+async def world(gpus: tuple[Gpu, ...] = GPUS) -> AsyncIterator[World]:
+    """API server, kubelet and agent, ready to take pods."""
+    folder = Path(tempfile.mkdtemp(prefix="node"))  # pytest's own folders are too long for a socket
+    here = World(folder, gpus)
+    await here.api.start()
+    try:
+        await here.start_kubelet()
+        await here.start_agent()
+        await here.allocatable(sum(map(here.gpus.units_of, gpus)))
+        yield here
+    finally:
+        for what in ("agent", "kubelet"):
+            await here.stop(what)
+        await here.api.stop()
+        shutil.rmtree(folder)
+
+
+def container(name: str, units: int = 0, whole: int = 0, **more: Any) -> dict[str, Any]:
+    resource, amount = (names.WHOLE_GPU, whole) if whole else (names.GPU_MEM, units)
+    limits = {"resources": {"limits": {resource: str(amount)}}} if amount else {}
+    return {"name": name, "image": "busybox", **limits, **more}
