@@ -138,6 +138,7 @@ class Rest(Reader):
         if self.admission.concerns(kind, "CREATE", ""):
             hook = Operation(request, kind, "CREATE", "", obj, None, dry_run=request.dry_run)
             obj = await self.admission.mutate(hook)
+            self.settle(request, kind, obj, again=True)  # a patch leaves `env: []` where nothing should be
             meta = obj["metadata"]
             self.rules.defaults(kind, obj)
         self.rules.prepare_create(kind, obj)
@@ -187,6 +188,7 @@ class Rest(Reader):
             if self.admission.concerns(kind, "UPDATE", verb_target):
                 hook = Operation(request, kind, "UPDATE", verb_target, new, old, dry_run=request.dry_run)
                 new = await self.admission.mutate(hook)
+                self.settle(request, kind, new, again=True)
                 self.rules.defaults(kind, new)
                 self.rules.prepare_update(kind, new, old, target.subresource)
                 self._validate(kind, new, old, target.subresource)
