@@ -15,8 +15,8 @@ from typing import Final
 from gpuslice import names
 from gpuslice.cli.demoworld import (
     EXAMPLES,
-    Story,
     DemoError,
+    Story,
     apply,
     environment,
     require,
@@ -203,9 +203,9 @@ def print_pods(story: Story) -> None:
 def print_inspect(views: list[NodeView], *, details_of: str) -> None:
     """What kubectl's plugin prints."""
     say("\n$ kubectl inspect gpushare")
-    say(summary(views))
-    say(f"$ kubectl inspect gpushare -d {details_of}")
-    say(details([view for view in views if view.name == details_of]))
+    say(summary(views).rstrip("\n"))
+    say(f"\n$ kubectl inspect gpushare -d {details_of}")
+    say(details([view for view in views if view.name == details_of]).strip("\n"))
 
 
 def main() -> None:

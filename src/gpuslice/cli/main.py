@@ -26,3 +26,6 @@ def main() -> None:
 
 for command in (up, inspect, explain, extender, scheduler, agent):
     main.add_command(command)
+
+if __name__ == "__main__":
+    main()

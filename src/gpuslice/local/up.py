@@ -305,14 +305,19 @@ async def _nodes(running: LocalCluster, *, clock: Clock, random: Random) -> Asyn
 
 @asynccontextmanager
 async def _background(work: Mapping[str, Coroutine[None, None, None]]) -> AsyncIterator[None]:
-    """Run these beside the block; if one of them fails, so does the block."""
+    """Run these beside the block; if one of them fails, so does the block (with an ExceptionGroup)."""
+    from_block: Exception | None = None
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one, name=name) for name, one in work.items()]
         try:
             yield
+        except Exception as error:
+            from_block = error  # as it is, not in a group
         finally:
             for task in tasks:
                 task.cancel()
+    if from_block is not None:
+        raise from_block
 
 
 def _kubelet(

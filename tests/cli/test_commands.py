@@ -1,0 +1,205 @@
+"""The commands as people type them: help, exit codes, sentences on stderr, tables and JSON from a served API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import click.testing
+import pytest
+import pytest_asyncio
+import yaml
+from cli_world import Json, node, pod
+
+from gpuslice import names
+from gpuslice.cli.inspect import kubectl_plugin
+from gpuslice.cli.main import main
+from gpuslice.clock import SystemClock
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.serve import serving
+
+HEAVY = (
+    "numpy",
+    "lightkube",
+    "httpx2",
+    "grpc",
+    "rich",
+    "yaml",
+    "structlog",
+    "uvicorn",
+    "cryptography",
+    "asyncio",
+)
+
+
+def invoke(*words: str, command: click.Command = main) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(command, words)
+
+
+def elsewhere(kubeconfig: Path, path: Path) -> Path:
+    """The same kubeconfig with an address at which nobody listens."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{free.getsockname()[1]}"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Path]:
+    """A kubeconfig for an API server with one node of two GPUs, a pod on it and one that waits."""
+    server = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
+    await server.start()
+    kubeconfig = tmp_path / "kubeconfig"
+    async with serving(server, clock=SystemClock(), kubeconfig=kubeconfig):
+        client = Client(server.transport())
+        body = node("gpu-1", 15360, 15360)
+        await client.create(Node.resource, body)
+        await client.patch(Node, "gpu-1", {"status": body["status"]}, subresource="status")
+        placed: Json = pod("placed", 5, on="gpu-1", annotations={names.MEM_IDX: "1"})
+        for one in (placed, pod("waiting", 20)):
+            del one["metadata"]["uid"]
+            await client.create(Pod.resource, one, "default")
+        yield kubeconfig
+    await server.stop()
+
+
+@pytest.mark.parametrize("words", [[name] for name in sorted(main.commands)], ids=lambda words: words[0])
+def test_every_command_has_help_with_an_example(words: list[str]) -> None:
+    result = invoke(*words, "--help")
+    assert result.exit_code == 0
+    assert "Examples:\n  " in result.output
+
+
+def test_help_of_the_group_names_every_command() -> None:
+    output = invoke("--help").output
+    assert all(
+        f"\n  {name} " in output for name in ("up", "extender", "scheduler", "agent", "inspect", "explain")
+    )
+
+
+@pytest.mark.parametrize("module", ["gpuslice.cli.main", "gpuslice.cli.inspect"])
+def test_starting_imports_nothing_heavy(module: str) -> None:
+    """What `--help` and kubectl's plugin cost before they know what to do."""
+    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["inspect", "--nope"], "No such option"),
+        (["agent"], "Missing option"),
+        (["explain"], "Missing argument 'POD'"),
+        (["up", "--port", "70000"], "70000 is not in the range"),
+        (["up", "--cluster", "/nowhere.yaml"], "error: /nowhere.yaml: there is no such file\n"),
+        (["inspect", "--kubeconfig", "/nowhere"], "error: kubeconfig /nowhere does not exist"),
+        (["explain", "pod", "--kubeconfig", "/nowhere"], "error: kubeconfig /nowhere does not exist"),
+        (["scheduler", "--kubeconfig", "/nowhere"], "error: kubeconfig /nowhere does not exist"),
+        (["extender", "--listen", "nonsense"], "error: --listen: 'nonsense' is not HOST:PORT"),
+        (["extender", "--tls-cert", "a"], "--tls-cert and --tls-key go together"),
+        (["extender", "--client-ca", "a"], "--client-ca needs --tls-cert and --tls-key"),
+        (["extender", "--token-file", "/nowhere"], "error: --token-file: /nowhere cannot be read"),
+        (["agent", "--node", "n", "--devices", "/nowhere"], "error: /nowhere: there is no such file\n"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_typed_wrong_is_one_sentence_on_stderr_and_exit_code_2(
+    words: list[str], sentence: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuslice.cli.main", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+async def test_inspect_prints_gpushares_table(served: Path) -> None:
+    result = await asyncio.to_thread(invoke, "inspect", "--kubeconfig", str(served))
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[1].split() == ["gpu-1", "10.0.0.1", "0/15", "5/15", "5/30"]
+    result = await asyncio.to_thread(
+        invoke, "-d", "gpu-1", "--kubeconfig", str(served), command=kubectl_plugin
+    )
+    assert "placed       default    0                5                \n" in result.output
+
+
+async def test_inspect_prints_json_and_yaml(served: Path) -> None:
+    as_json = await asyncio.to_thread(invoke, "inspect", "-o", "json", "--kubeconfig", str(served))
+    as_yaml = await asyncio.to_thread(invoke, "inspect", "-o", "yaml", "--kubeconfig", str(served))
+    report = json.loads(as_json.output)
+    assert report == yaml.safe_load(as_yaml.output)
+    assert (report["usedMiB"], report["totalMiB"]) == (5 * 1024, 2 * 15360)
+    (one,) = report["nodes"]
+    assert (one["name"], one["memoryUnit"]) == ("gpu-1", "GiB")
+    assert one["gpus"][1]["uuid"] == "GPU-gpu-1-1"
+    assert one["gpus"][1]["pods"][0] | {"uid": ""} == {
+        "namespace": "default", "name": "placed", "uid": "", "MiB": 5120, "whole": False,
+    }  # fmt: skip
+
+
+async def test_an_unknown_node_is_an_error_and_the_plugin_says_it_like_gpushares(served: Path) -> None:
+    result = await asyncio.to_thread(invoke, "inspect", "ghost", "--kubeconfig", str(served))
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", 'error: nodes "ghost" not found\n')
+    result = await asyncio.to_thread(invoke, "ghost", "--kubeconfig", str(served), command=kubectl_plugin)
+    assert (result.exit_code, result.stdout) == (1, 'Failed due to nodes "ghost" not found')
+
+
+async def test_explain_says_why_a_pod_waits(served: Path) -> None:
+    result = await asyncio.to_thread(invoke, "explain", "waiting", "--kubeconfig", str(served))
+    assert result.exit_code == 0, result.output
+    assert (
+        "gpu-1: no, Insufficient GPU Memory in one device (wanted 20 GiB, at most 15 GiB free"
+        in result.output
+    )
+    result = await asyncio.to_thread(invoke, "explain", "waiting", "-o", "json", "--kubeconfig", str(served))
+    report = json.loads(result.output)
+    assert report["nodes"][0]["code"] == "insufficient_memory_in_one_gpu"
+    assert [gpu["freeMiB"] for gpu in report["nodes"][0]["gpus"]] == [15360, 10240]
+    result = await asyncio.to_thread(invoke, "explain", "ghost", "--kubeconfig", str(served))
+    assert (result.exit_code, result.stderr) == (1, 'error: pods "ghost" not found\n')
+
+
+async def test_a_server_that_is_away_is_one_sentence_and_exit_code_1(served: Path, tmp_path: Path) -> None:
+    away = elsewhere(served, tmp_path / "away")
+    result = await asyncio.to_thread(invoke, "inspect", "--kubeconfig", str(away))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+async def test_a_port_that_is_taken_is_said_so(served: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [
+                sys.executable,
+                "-m",
+                "gpuslice.cli.main",
+                "extender",
+                "--kubeconfig",
+                str(served),
+                "--listen",
+                address,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert f"error: cannot listen on {address}: Address already in use; choose another port\n" in done.stderr

@@ -1,0 +1,114 @@
+"""A running cluster for a test, and the real kubectl against it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gpuslice.clock import SystemClock
+from gpuslice.config.cluster import ClusterFile
+from gpuslice.local.up import LocalCluster, Settings, local_cluster
+
+PATIENCE = 30.0
+
+
+def file(nodes: str, spec: str = "") -> str:
+    """The text of a cluster file; `nodes` in YAML's flow style."""
+    return f"apiVersion: gpuslice.io/v1alpha1\nkind: Cluster\nspec: {{{spec} nodes: [{nodes}]}}\n"
+
+
+TWO_NODES = file("{namePrefix: gpu, count: 2, gpus: [{model: T4, count: 2}]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Kubectl:
+    """The real kubectl: `KUBECTL`, else the one on the PATH."""
+
+    def __init__(self, kubeconfig: Path, home: Path) -> None:
+        program = os.environ.get("KUBECTL") or shutil.which("kubectl")
+        if program is None:
+            assert os.environ.get("CI") != "true", "there is no kubectl here, and this is CI"
+            pytest.skip("there is no kubectl here")
+        self._program = program
+        self._env = {**os.environ, "KUBECONFIG": str(kubeconfig), "HOME": str(home)}
+
+    async def run(self, *words: str, stdin: str = "") -> Ran:
+        process = await asyncio.create_subprocess_exec(
+            self._program,
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._env,
+        )
+        async with asyncio.timeout(PATIENCE):
+            out, err = await process.communicate(stdin.encode())
+        assert process.returncode is not None
+        return Ran(process.returncode, out.decode(), err.decode())
+
+    async def __call__(self, *words: str, stdin: str = "") -> str:
+        """What it prints; it must succeed."""
+        ran = await self.run(*words, stdin=stdin)
+        assert ran.code == 0, f"kubectl {' '.join(words)}: {ran.err or ran.out}"
+        return ran.out
+
+    async def read(self, *words: str) -> Any:
+        """`get ... -o json`."""
+        return json.loads(await self("get", *words, "-o", "json"))
+
+
+@asynccontextmanager
+async def cluster_of(
+    text: str, tmp_path: Path, *, run_processes: bool = False, database: Path | None = None
+) -> AsyncIterator[tuple[LocalCluster, Kubectl]]:
+    """A ready cluster and a kubectl for it."""
+    kubeconfig = tmp_path / "kubeconfig"
+    settings = Settings(kubeconfig=kubeconfig, run_processes=run_processes, database=database)
+    plan = ClusterFile.parse(text).plan()
+    async with local_cluster(plan, settings, clock=SystemClock(), random=Random(7)) as cluster:
+        async with asyncio.timeout(PATIENCE):
+            await cluster.ready()
+        yield cluster, Kubectl(kubeconfig, tmp_path)
+
+
+def deployment(name: str, replicas: int, units: int, command: str = "sleep infinity", **pod: Any) -> str:
+    """A Deployment whose pods ask for that many units, as YAML (which JSON is)."""
+    container = {
+        "name": "main",
+        "image": "cuda",
+        "command": command.split() if " " in command else [command],
+        "resources": {"limits": {"aliyun.com/gpu-mem": units}} if units else {},
+    }
+    return json.dumps(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name},
+            "spec": {
+                "replicas": replicas,
+                "selector": {"matchLabels": {"app": name}},
+                "template": {
+                    "metadata": {"labels": {"app": name}},
+                    "spec": {"containers": [container], "terminationGracePeriodSeconds": 1, **pod},
+                },
+            },
+        }
+    )
