@@ -56,8 +56,7 @@ class Desk:
         self.publisher = PodPublisher(
             client,
             find=self.pods.get,
-            held=ledger.held,
-            gpus=lambda: ledger.gpus,
+            ledger=ledger,
             on_pod=self.set_pod,
             clock=clock,
             random=random,
@@ -181,8 +180,8 @@ class Desk:
             if not known:
                 raise RpcError(
                     RpcCode.UNAVAILABLE,
-                    f"cannot ask the API server about pod {outcome.key or 'of this container'}; it starts when "
-                    "the API server is back",
+                    f"cannot ask the API server about {outcome.key or 'the pods of this node'}; "
+                    "the container starts when it is back",
                 )
             outcome = self._ask(resource, ids, listing, fresh=True)
         if isinstance(outcome, Identity):

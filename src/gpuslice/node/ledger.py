@@ -20,6 +20,7 @@ from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.holdings import Held, Owner, Refusal, Unsure, Wish, amount, wishes
 from gpuslice.node.kubeletmessages import PodResources
 from gpuslice.node.nodepod import NodePod
+from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, Role
 
 SETTLED_SECONDS: Final = 10.0
@@ -48,6 +49,8 @@ class Ledger:
         self._held: dict[int, Held] = {}
         self._serial = 0
         self._current = ""
+        self._plans: dict[Owner, tuple[str, ...]] = {}
+        self._over: list[Held] = []
         self._preferred: tuple[str, frozenset[str], Owner | None] = ("", frozenset(), None)
 
     @property
@@ -62,6 +65,23 @@ class Ledger:
         """Everything that is given out, in the order of the kubelet's calls."""
         return list(self._held.values())
 
+    def planned(self, pod: NodePod) -> Allocation | None:
+        """Where a pod's containers are meant to be: the scheduler's plan with the parts that were swapped."""
+        if pod.planned is None:
+            return None
+        grants: list[Grant] = []
+        for container in pod.request.containers:
+            plan = pod.planned.of(container.name)
+            swapped = self._plans.get(Owner(pod.uid, container.name), ())
+            if len(swapped) == len(plan):
+                plan = tuple(replace(g, gpu=uuid) for g, uuid in zip(plan, swapped, strict=True))
+            grants += plan
+        return Allocation(tuple(grants))
+
+    def is_swapped(self, uid: str) -> bool:
+        """True if a pod's plan is not what its scheduler wrote."""
+        return any(owner.uid == uid for owner in self._plans)
+
     # --- the kubelet's questions ------------------------------------------------------------------
     def prefer(
         self,
@@ -73,7 +93,8 @@ class Ledger:
     ) -> tuple[str, ...] | Refusal:
         """Exactly `size` ids, or why not: a short answer would be filled up with ids of other GPUs."""
         self.calls += 1
-        held = self.held()
+        pods = self._replanned(pods)
+        held = [h for h in self._held.values() if not _is_over(h, pods)]
         free = free_ids(self.ids, resource, available, held)
         if must_include:
             return beside(self.ids, resource, free, sorted(must_include), size)
@@ -92,6 +113,7 @@ class Ledger:
     ) -> Held | Refusal:
         """Write down that these ids are given out. `now` in monotonic seconds."""
         self.calls += 1
+        pods = self._replanned(pods)
         wanted = frozenset(ids)
         gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, wanted).items()}
         if not wanted or sum(gpus.values()) < len(wanted):
@@ -100,12 +122,16 @@ class Ledger:
         if refusal is not None:
             return refusal
         shared = [h for h in self._held.values() if h.resource == resource and h.ids & wanted]
+        for holding in [h for h in shared if _is_over(h, pods)]:
+            # The API server says that its pod is over, and the kubelet by giving its ids to another.
+            shared.remove(holding)
+            self._over.append(self._held.pop(holding.serial))
         if shared:
             owner = self._heir(shared, resource, len(wanted), pods)
             if owner is None:
                 return Refusal(
-                    f"kubelet gives out {len(wanted)} ids of which {self._whose(shared[0], pods)} holds some; "
-                    "they are not given to two, the pod has to be made anew"
+                    f"kubelet gives out {len(wanted)} ids of which {self._whose(shared[0], pods)} holds "
+                    "some; they are not given to two, the pod has to be made anew"
                 )
             if resource == names.GPU_MEM and len(gpus) > 1:
                 return self._scattered(gpus, len(wanted))
@@ -166,14 +192,15 @@ class Ledger:
             if not fresh:
                 return Unsure(key)
             return Refusal(
-                f"pod {key} as the API server has it does not ask for the {len(wanted)} ids that its container "
-                "was given; delete the pod and make it anew"
+                f"pod {key} as the API server has it does not ask for the {len(wanted)} ids that its "
+                "container was given; delete the pod and make it anew"
             )
         return self._in_order(Identity(pod, holding.owner.container, holding))
 
     def learn(self, listing: Iterable[PodResources], pods: Mapping[str, NodePod], now: float) -> None:
         """Take pod-resources' word for who holds what. Repeating it changes nothing."""
         listing = list(listing)
+        pods = self._replanned(pods)
         by_key = {pod.key: pod for pod in pods.values()}
         for entry in listing:
             pod = by_key.get(f"{entry.namespace}/{entry.name}")
@@ -184,7 +211,7 @@ class Ledger:
                         asked = pod.request.container(container.name) if pod else None
                         fits = asked is not None and amount(asked, resource) == len(ids)
                         owner = Owner(pod.uid, container.name) if pod and fits else None
-                        self._learn_one(resource, ids, owner, now)
+                        self._learn_one(resource, ids, owner, pods, now)
         for entry in listing:
             pod = by_key.get(f"{entry.namespace}/{entry.name}")
             if pod is not None:
@@ -212,7 +239,7 @@ class Ledger:
             for container in entry.containers:
                 for resource in RESOURCES:
                     in_use[resource] |= container.ids(resource)
-        released = []
+        released, self._over = self._over, []
         for holding in self.held():
             if holding.ids & in_use[holding.resource]:
                 continue
@@ -226,6 +253,7 @@ class Ledger:
                 continue
             del self._held[holding.serial]
             released.append(holding)
+        self._plans = {owner: plan for owner, plan in self._plans.items() if owner.uid in pods}
         return released
 
     # --- inside -----------------------------------------------------------------------------------
@@ -312,8 +340,8 @@ class Ledger:
             return self._scattered(gpus, len(ids))
         if waiting and not suited:
             return Refusal(
-                f"the container is to have its memory on {waiting[0].container.across} GPUs, but kubelet gives "
-                "out all that is left, which is on one"
+                f"the container is to have its memory on {waiting[0].container.across} GPUs, but kubelet "
+                "gives out all that is left, which is on one"
             )
         planned = [wish for wish in suited if set(wish.planned) == set(gpus)]
         best = next(iter(planned or suited), None)
@@ -326,11 +354,18 @@ class Ledger:
             if (gpu := self.gpus.find(uuid)) is not None
         )
         return Refusal(
-            f"the container asks for {self.gpus.unit.say(size)} of one GPU's memory, but what is left lies apart: "
-            f"{parts}"
+            f"the container asks for {self.gpus.unit.say(size)} of one GPU's memory, but what is left lies "
+            f"apart: {parts}"
         )
 
-    def _learn_one(self, resource: str, ids: frozenset[str], owner: Owner | None, now: float) -> None:
+    def _learn_one(
+        self,
+        resource: str,
+        ids: frozenset[str],
+        owner: Owner | None,
+        pods: Mapping[str, NodePod],
+        now: float,
+    ) -> None:
         matches = [h for h in self._held.values() if h.resource == resource and h.ids == ids]
         mine = next((h for h in matches if owner is not None and h.owner == owner), None)
         # An app container can hold exactly its init container's ids: the later grant is its own.
@@ -343,6 +378,7 @@ class Ledger:
             else:
                 return
         if owner is not None:
+            self._swap_plans(holding.owner, owner, pods)
             self._give(holding.serial, owner, certain=True)
 
     def _learn_inits(self, entry: PodResources, pod: NodePod) -> None:
@@ -431,8 +467,8 @@ class Ledger:
                 or sum(holding.gpus.values()) != asked.units
             ):
                 return Refusal(
-                    f"{where} asks for {self.gpus.unit.say(asked.units_per_gpu)} on {asked.across} GPU(s), but its "
-                    f"ids lie on {len(holding.gpus)}; delete the pod"
+                    f"{where} asks for {self.gpus.unit.say(asked.units_per_gpu)} on {asked.across} GPU(s), "
+                    f"but its ids lie on {len(holding.gpus)}; delete the pod"
                 )
         for other in self._held.values():
             clash = other.resource != holding.resource and other.gpus.keys() & holding.gpus.keys()
@@ -443,6 +479,22 @@ class Ledger:
                     f"{where} holds ids of a GPU that another pod has; it starts when that one has ended"
                 )
         return identity
+
+    def _swap_plans(self, former: Owner | None, owner: Owner, pods: Mapping[str, NodePod]) -> None:
+        """Somebody came who was taken for another: that one will come yet, and finds his place free."""
+        if former is None or former == owner or former.uid not in pods:
+            return
+        if any(holding.owner == owner for holding in self._held.values()):
+            return
+        plan = pods[owner.uid].planned
+        self._plans[former] = tuple(grant.gpu for grant in plan.of(owner.container)) if plan else ()
+
+    def _replanned(self, pods: Mapping[str, NodePod]) -> Mapping[str, NodePod]:
+        """The pods with the plans as they are now."""
+        swapped = {owner.uid: pods[owner.uid] for owner in self._plans if owner.uid in pods}
+        if not swapped:
+            return pods
+        return {**pods, **{uid: replace(pod, planned=self.planned(pod)) for uid, pod in swapped.items()}}
 
     def _give(self, serial: int, owner: Owner, *, certain: bool) -> None:
         """Make a container the owner of a grant; who was taken for it gets the other's in return."""
@@ -477,6 +529,14 @@ class Ledger:
     def _whose(self, holding: Held, pods: Mapping[str, NodePod]) -> str:
         pod = pods.get(holding.owner.uid) if holding.owner else None
         return f"pod {pod.key}" if pod else "a pod that has not ended yet"
+
+
+def _is_over(holding: Held, pods: Mapping[str, NodePod]) -> bool:
+    """True if the owner is certain and the API server says that it has ended."""
+    if not holding.certain or holding.owner is None:
+        return False
+    pod = pods.get(holding.owner.uid)
+    return pod is None or not pod.alive
 
 
 def _is_init(pod: NodePod, owner: Owner | None) -> bool:

@@ -21,6 +21,7 @@ from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.node.holdings import Held
+from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import Role
@@ -30,11 +31,10 @@ BACKOFF: Final = Backoff(base=0.2, cap=15.0)
 _log = structlog.get_logger(__name__)
 
 
-def allocation_of(pod: NodePod, held: Iterable[Held], gpus: NodeGpus) -> Allocation | None:
-    """Where a pod's containers are, or were planned; None as long as nothing is certain."""
-    mine = {h.owner.container: h for h in held if h.owner is not None and h.owner.uid == pod.uid}
-    if not any(holding.certain for holding in mine.values()):
-        return None
+def allocation_of(pod: NodePod, ledger: Ledger) -> Allocation:
+    """Where a pod's containers are, or are meant to be. Lacks those of which nothing is known."""
+    gpus, plan = ledger.gpus, ledger.planned(pod)
+    mine = _mine(pod, ledger)
     shared = {uuid for h in mine.values() if h.resource == names.GPU_MEM for uuid in h.gpus}
     grants: list[Grant] = []
     for container in pod.request.containers:
@@ -51,20 +51,27 @@ def allocation_of(pod: NodePod, held: Iterable[Held], gpus: NodeGpus) -> Allocat
         elif container.role is Role.INIT and container.units and len(shared) == 1:
             # pod-resources does not list ordinary init containers; theirs is the GPU of the others.
             grants.append(Grant(container.name, next(iter(shared)), gpus.unit.to_mib(container.units)))
-        elif pod.planned is not None:
-            grants += pod.planned.of(container.name)
+        elif plan is not None:
+            grants += plan.of(container.name)
     return Allocation(tuple(grants))
 
 
-def corrections(
-    pod: NodePod, held: Iterable[Held], gpus: NodeGpus, *, now_ns: int
-) -> Mapping[str, str | None]:
-    """The annotations of a pod that are not as they should be; None = to be removed."""
-    allocation = allocation_of(pod, held, gpus)
-    if allocation is None:
+def _mine(pod: NodePod, ledger: Ledger) -> dict[str, Held]:
+    """The grants that certainly are this pod's, by container."""
+    return {h.owner.container: h for h in ledger.held() if h.certain and h.owner and h.owner.uid == pod.uid}
+
+
+def corrections(pod: NodePod, ledger: Ledger, *, now_ns: int) -> Mapping[str, str | None]:
+    """The annotations of a pod that are not as they should be; None = to be removed.
+
+    Nothing is to be said of a pod of which nothing is certain, unless its plan was swapped with another's.
+    """
+    known = bool(_mine(pod, ledger))
+    if not known and not ledger.is_swapped(pod.uid):
         return {}
+    allocation, gpus = allocation_of(pod, ledger), ledger.gpus
     wanted = encode_allocation(
-        pod.request, allocation, gpus, assume_time_ns=pod.since or now_ns, assigned=True
+        pod.request, allocation, gpus, assume_time_ns=pod.since or now_ns, assigned=known
     ) | gpushare_allocation(pod.containers, allocation, gpus)
     changes: dict[str, str | None] = {
         key: value for key, value in wanted.items() if pod.annotations.get(key) != value
@@ -81,16 +88,14 @@ class PodPublisher:
         client: Client,
         *,
         find: Callable[[str], NodePod | None],
-        held: Callable[[], list[Held]],
-        gpus: Callable[[], NodeGpus],
+        ledger: Ledger,
         on_pod: Callable[[Pod], None],
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
         self._client = client
         self._find = find
-        self._held = held
-        self._gpus = gpus
+        self._ledger = ledger
         self._on_pod = on_pod
         self._clock = clock
         self._random = random
@@ -107,7 +112,7 @@ class PodPublisher:
         pod = self._find(uid)
         if pod is None or not pod.alive:
             return
-        changes = corrections(pod, self._held(), self._gpus(), now_ns=self._clock.now_ns())
+        changes = corrections(pod, self._ledger, now_ns=self._clock.now_ns())
         if not changes:
             return
         body = {"metadata": {"uid": uid, "annotations": changes}}
@@ -120,21 +125,21 @@ class PodPublisher:
             await self._wake.wait()
             self._wake.clear()
             todo, self._dirty = self._dirty, {}
+            failed: dict[str, str] = {}
             for uid in todo:
                 try:
                     await self.publish(uid)
                 except (NotFound, Conflict):
                     continue  # it is gone: the watch will say so
                 except (Unavailable, ApiError) as error:
-                    self._dirty[uid] = None
-                    problem = str(error)
-            if not self._dirty:
+                    failed[uid] = str(error)
+            if not failed:
                 failures = 0
                 continue
+            self._dirty |= dict.fromkeys(failed)
             if not failures:
-                _log.warning(
-                    "cannot correct the annotations of pods yet", pods=len(self._dirty), error=problem
-                )
+                problem = next(iter(failed.values()))
+                _log.warning("cannot correct the annotations of pods yet", pods=len(failed), error=problem)
             failures += 1
             await self._clock.sleep(BACKOFF.delay(failures, self._random))
             self._wake.set()
