@@ -35,6 +35,7 @@ from gpuslice.local.apiserver.admission import Admission, Post
 from gpuslice.local.apiserver.database import Database
 from gpuslice.local.apiserver.definitions import Definitions
 from gpuslice.local.apiserver.discovery import REVIEWS, VERSION, Discovery
+from gpuslice.local.apiserver.expiry import Expiry
 from gpuslice.local.apiserver.http import Reply, Request, Stream, Target, reply
 from gpuslice.local.apiserver.kinds import Registry
 from gpuslice.local.apiserver.managed import Managers
@@ -88,6 +89,8 @@ class ApiServer:
         self.openapi = OpenApi(self.registry)
         self.namespaces = Namespaces(self.rest)
         self.definitions = Definitions(self.rest)
+        self.expiry = Expiry(self.rest)
+        self.rest.after.append(self.expiry.note)
         self.rest.after.append(self.admission.note)
         self._database: Database | None = None
         if database is not None:
@@ -95,6 +98,7 @@ class ApiServer:
             self._database.load()
             self.definitions.adopt()
             self.namespaces.adopt()
+            self.expiry.adopt()
         self._housekeeping: asyncio.Task[None] | None = None
         bootstrap.populate(self.rest, clock, new_uid)
 
@@ -136,6 +140,7 @@ class ApiServer:
         while True:
             await self.clock.sleep(TICK_SECONDS)
             self.rest.tick()
+            self.expiry.sweep()
             await self.namespaces.sweep()
             if self._database is not None:
                 self._database.flush()

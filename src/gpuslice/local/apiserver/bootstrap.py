@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuslice.clock import Clock
+from gpuslice.local.apiserver.defaults import SERVICE_NETWORK
 from gpuslice.local.apiserver.objects import now
 from gpuslice.local.apiserver.rest import Rest
 from gpuslice.local.apiserver.status import Json
@@ -46,6 +47,28 @@ def populate(rest: Rest, clock: Clock, new_uid: Callable[[], str]) -> None:
             },
         )
         put("", "serviceaccounts", {"metadata": {"name": "default", "namespace": name}})
+    put(
+        "",
+        "services",
+        {
+            "metadata": {
+                "name": "kubernetes",
+                "namespace": "default",
+                "labels": {"component": "apiserver", "provider": "kubernetes"},
+            },
+            "spec": {
+                "type": "ClusterIP",
+                "clusterIP": f"{SERVICE_NETWORK}.0.1",
+                "clusterIPs": [f"{SERVICE_NETWORK}.0.1"],
+                "ipFamilies": ["IPv4"],
+                "ipFamilyPolicy": "SingleStack",
+                "internalTrafficPolicy": "Cluster",
+                "sessionAffinity": "None",
+                "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": 6443}],
+            },
+            "status": {"loadBalancer": {}},
+        },
+    )
     for name, (value, description) in PRIORITY_CLASSES.items():
         put(
             "scheduling.k8s.io",

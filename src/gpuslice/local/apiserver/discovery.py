@@ -18,7 +18,6 @@ _WRITE = ["get", "patch", "update"]
 _SUBRESOURCES: dict[str, tuple[str, str, str, list[str]]] = {
     "attach": ("", "v1", "PodAttachOptions", ["create", "get"]),
     "binding": ("", "v1", "Binding", ["create"]),
-    "ephemeralcontainers": ("", "v1", "Pod", _WRITE),
     "eviction": ("policy", "v1", "Eviction", ["create"]),
     "exec": ("", "v1", "PodExecOptions", ["create", "get"]),
     "log": ("", "v1", "Pod", ["get"]),

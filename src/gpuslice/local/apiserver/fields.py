@@ -106,12 +106,9 @@ def reader(storage: tuple[str, str], extra: tuple[str, ...] = ()) -> Callable[[J
     return read
 
 
-def check(selector: FieldSelector, storage: tuple[str, str], extra: tuple[str, ...], what: str) -> None:
+def check(selector: FieldSelector, storage: tuple[str, str], extra: tuple[str, ...]) -> None:
     """Raises 400 if the selector names a field that the kind cannot be selected by."""
     known = SELECTABLE.get(storage, ())
     for path, _, _ in selector.clauses:
         if path not in ALWAYS and path not in known and path not in extra:
-            raise bad_request(
-                f'Unable to find {what} that match label selector "", field selector "{path}": '
-                f"field label not supported: {path}"
-            )
+            raise bad_request(f"field label not supported: {path}")

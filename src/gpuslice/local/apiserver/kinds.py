@@ -110,7 +110,7 @@ def _table() -> Iterator[Kind]:
         )
 
     scale = ScalePaths()
-    of_pods = ("attach", "binding", "ephemeralcontainers", "eviction", "exec", "log", "portforward", "resize")
+    of_pods = ("attach", "binding", "eviction", "exec", "log")
     v1, apps, batch = "v1", "apps/v1", "batch/v1"
     yield kind(v1, "configmaps", "ConfigMap", "cm")
     yield kind(v1, "endpoints", "Endpoints", "ep")

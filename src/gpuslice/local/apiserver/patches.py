@@ -60,9 +60,13 @@ def _step(root: Any, step: dict[str, Any]) -> Any:
         case "replace":
             if not parts:
                 return step["value"]
-            _find(root, parts)
-            root, _ = _remove(root, parts)
-            return _add(root, parts, step["value"])
+            parent = _find(root, parts[:-1])
+            if isinstance(parent, list):
+                parent[_index(parts[-1], len(parent) - 1)] = step["value"]
+            else:
+                # As the library of kube-apiserver: a missing key is set, not refused.
+                parent[parts[-1]] = step["value"]
+            return root
         case "move":
             root, value = _remove(root, _parts(step["from"]))
             return _add(root, parts, value)

@@ -69,11 +69,10 @@ def _spec(spec: Json, path: str) -> Iterator[Cause]:
                 yield required(f"{where}.name")
             elif problem := dns_label(name):
                 yield invalid_value(f"{where}.name", name, problem)
-            elif name in names:
-                yield duplicate(f"{where}.name", name)
-            else:
-                names.add(name)
             yield from _container(container, where, volumes)
+            if name in names:
+                yield duplicate(f"{where}.name", name)
+            names.add(name)
     for index, toleration in enumerate(spec.get("tolerations") or ()):
         where = f"{path}.tolerations[{index}]"
         operator = toleration.get("operator") or "Equal"

@@ -111,6 +111,9 @@ def _node(node: Json, moment: int) -> list[Any]:
             roles.add(value)
     status = node.get("status") or {}
     info = status.get("nodeInfo") or {}
+    kernel = info.get("kernelVersion") or UNKNOWN
+    if info.get("architecture"):
+        kernel += f" ({info['architecture']})"
 
     def address(kind: str) -> str:
         return next(
@@ -126,7 +129,7 @@ def _node(node: Json, moment: int) -> list[Any]:
         address("InternalIP"),
         address("ExternalIP"),
         info.get("osImage") or UNKNOWN,
-        info.get("kernelVersion") or UNKNOWN,
+        kernel,
         info.get("containerRuntimeVersion") or UNKNOWN,
     ]
 

@@ -94,8 +94,7 @@ class Reader:
         chosen = selectors.parse_fields(request.query.get("fieldSelector", ""))
         if chosen.clauses:
             extra = kind.custom.selectable if kind.custom else ()
-            what = f'"{kind.api_version if kind.group else "/v1"}, Resource={kind.plural}"'
-            fields.check(chosen, kind.storage, extra, what)
+            fields.check(chosen, kind.storage, extra)
         return labels, chosen
 
     def _at_version(self, request: Request, collection: Collection, namespace: str) -> list[Entry]:

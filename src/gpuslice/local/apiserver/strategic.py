@@ -31,6 +31,7 @@ def strategic_merge(target: Json, patch: Json, shape: Struct | None) -> Json:
             del target[key]
     fields = shape.fields if shape is not None else {}
     orders: dict[str, list[Any]] = {}
+    originals = {key: value for key, value in target.items() if isinstance(value, list)}
     for key, value in patch.items():
         if key.startswith(_ORDER):
             orders[key.removeprefix(_ORDER)] = value
@@ -46,12 +47,13 @@ def strategic_merge(target: Json, patch: Json, shape: Struct | None) -> Json:
             target[key] = strategic_merge(was if isinstance(was, dict) else {}, value, inner)
         elif isinstance(value, list) and key in fields and fields[key].merge is not None:
             target[key] = _merge_list(target.get(key) or [], value, fields[key])
+            orders.setdefault(key, value)
         else:
             target[key] = _plain(value)
     for name, order in orders.items():
         known = fields.get(name)
-        if known is not None and known.merge is not None and isinstance(target.get(name), list):
-            target[name] = _ordered(target[name], order, known.merge)
+        if known is not None and known.merge and isinstance(target.get(name), list):
+            target[name] = _ordered(target[name], order, originals.get(name) or [], known.merge)
     return target
 
 
@@ -101,20 +103,22 @@ def _merge_list(target: list[Any], patch: list[Any], field: Field) -> list[Any]:
     return result
 
 
-def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
-    """Items named in `order` in that order; each other item stays behind the one it followed."""
+def _ordered(items: list[Any], order: list[Any], original: list[Any], key: str) -> list[Any]:
+    """Items that the patch names in its order, merged with the others by where both stood before.
+
+    An item that is new goes before those that the patch does not name (`normalizeElementOrder`).
+    """
 
     def identity(item: Any) -> Any:
-        return item.get(key) if key and isinstance(item, dict) else item
+        return item.get(key) if isinstance(item, dict) else item
 
-    rank = {identity(one): index for index, one in enumerate(order)}
-    result = sorted((one for one in items if identity(one) in rank), key=lambda one: rank[identity(one)])
-    for index, one in enumerate(items):
-        if identity(one) in rank:
-            continue
-        if index == 0:
-            result.insert(0, one)
-        else:
-            before = next(at for at, other in enumerate(result) if other is items[index - 1])
-            result.insert(before + 1, one)
-    return result
+    rank = {identity(one): index for index, one in reversed(list(enumerate(order)))}
+    place = {identity(one): index for index, one in enumerate(original)}
+    named = sorted((one for one in items if identity(one) in rank), key=lambda one: rank[identity(one)])
+    others = [one for one in items if identity(one) not in rank]
+    result = []
+    while named and others:
+        left, right = identity(named[0]), identity(others[0])
+        behind = left in place and right in place and place[right] < place[left]
+        result.append((others if behind else named).pop(0))
+    return result + named + others
