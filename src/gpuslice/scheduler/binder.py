@@ -270,7 +270,8 @@ class Binder:
         await self._client.create(Pod.resource, binding, pod.namespace, name=pod.name, subresource="binding")
 
     def _done(self, attempt: _Attempt, pod: Pod) -> None:
-        self._bound[pod.uid] = _Bound(pod, self._clock.monotonic())
+        if self._cluster.pod(pod.uid) is not None:
+            self._bound[pod.uid] = _Bound(pod, self._clock.monotonic())
         self._answer(attempt, Verdict(Code.BOUND, f"bound to {attempt.node}"))
 
     def _settle(self, attempt: _Attempt, bound: Pod) -> None:

@@ -77,23 +77,19 @@ class Scheduler:
         self._bound: set[str] = set()  # bound by us, not yet seen so in the feed
         self._to_say: OrderedDict[str, tuple[Pod, str]] = OrderedDict()
         self._something_to_say = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
         self._joining = Joining(client, feed, self._on_change, clock=clock)
 
     async def run(self) -> None:
         """Schedule until cancelled. The feed, the recorder and the binder are run by the caller."""
         await self._joining.catch_up()
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._report())
-                while True:
-                    self._handle(await self.queue.pop())
-                    # Answers and changes are taken in between decisions.
-                    await asyncio.sleep(0)
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            group.create_task(self._report())
+            while True:
+                self._handle(await self.queue.pop())
+                # Answers and changes are taken in between decisions.
+                await asyncio.sleep(0)
 
     # --- decisions --------------------------------------------------------------------------------
     def _handle(self, facts: PodFacts) -> None:
@@ -177,9 +173,9 @@ class Scheduler:
             self._freed(node, Cause.RESOURCES | Cause.GPU)
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._group is None:
+            raise RuntimeError("the scheduler does not run")
+        self._group.create_task(work, name=name)
 
     # --- changes ----------------------------------------------------------------------------------
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
