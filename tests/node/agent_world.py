@@ -42,6 +42,7 @@ class World:
         self.client = Client(self.api.transport())
         self.backend = SimulatedBackend(gpus)
         self.gpus = NodeGpus(gpus, GIB)
+        self.kubelet: Kubelet | None = None
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def agent(self, **more: Any) -> Agent:
@@ -60,6 +61,7 @@ class World:
             random=Random(seed),
             run_processes=False,
         )
+        self.kubelet = kubelet
         self.tasks["kubelet"] = asyncio.create_task(kubelet.run())
         async with asyncio.timeout(GUARD):
             await kubelet.ready.wait()
@@ -70,6 +72,14 @@ class World:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+    async def served(self, units: int) -> None:
+        """Wait until the kubelet itself has the plugin's ids (the node's status may be old)."""
+        async with asyncio.timeout(GUARD):
+            while (
+                self.kubelet is None or self.kubelet.devices.manager.allocatable().get(names.GPU_MEM) != units
+            ):
+                await asyncio.sleep(0.005)  # noqa: ASYNC110 (nothing tells)
 
     async def allocatable(self, units: int, resource: str = names.GPU_MEM) -> Node:
         return await self.until(

@@ -125,7 +125,7 @@ async def test_a_deleted_pod_gives_its_room_back() -> None:
             await here.running("same")
             await here.running(f"other{round_}")
             for name in ("same", f"other{round_}"):
-                await here.client.delete(Pod.resource, name, "default", grace_seconds=0)
+                await here.client.delete(Pod.resource, name, "default", grace_seconds=1)
                 await here.gone(name)
 
 
@@ -171,6 +171,7 @@ async def test_a_restarted_kubelet_keeps_its_pods() -> None:
         await here.running("a")
         await here.stop("kubelet")
         await here.start_kubelet()
+        await here.served(28)
         await here.create("b", container("c", 6))
         await here.running("b")
         await here.assigned("b")
@@ -184,8 +185,9 @@ async def test_a_restarted_agent_knows_what_is_given_out() -> None:
         await here.running("a")
         await here.assigned("a")
         await here.stop("agent")
+        await here.served(0)
         await here.start_agent()
-        await here.allocatable(28)
+        await here.served(28)
         await here.create("b", container("c", 6), on={"c": (1,)})
         await here.running("b")
         await here.assigned("b")

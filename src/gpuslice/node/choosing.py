@@ -71,6 +71,8 @@ def choose(
     held: Sequence[Held],
 ) -> tuple[tuple[str, ...], Owner | None] | Refusal:
     """Exactly `size` ids and the container that they are probably for, or why there are none."""
+    if resource == names.GPU_MEM and (safe := _safe_for_all(ids.gpus, free, size, wishes, pods, held)):
+        return safe
     for wish in wishes:
         for gpus in _favourites(wish, resource, held):
             if (taken := _take(free, gpus, size)) is not None:
@@ -85,6 +87,50 @@ def choose(
         if (taken := _take(free, gpus, size)) is not None:
             return taken, wish.owner if wish else None
     return _why_not(ids.gpus, resource, free, size, wishes)
+
+
+def _safe_for_all(
+    gpus: NodeGpus,
+    free: Free,
+    size: int,
+    wishes: Sequence[Wish],
+    pods: Mapping[str, NodePod],
+    held: Sequence[Held],
+) -> tuple[tuple[str, ...], Owner] | None:
+    """A GPU that is right whichever of these containers is asking, if an init container is among them.
+
+    What a pod's init container gets binds the containers after it to that GPU, and they may need more. So
+    containers of this size are not interchangeable: where another was planned, the pod may not fit.
+    None if there is no doubt, or no such GPU.
+    """
+    needs = [_need_here(wish) for wish in wishes]
+    if len(set(needs)) < 2 or any(wish.container.across > 1 for wish in wishes):
+        return None
+    rooms = _rooms(gpus, names.GPU_MEM, free, pods, held, "")
+    planned = [uuid for wish in wishes for uuid in wish.planned]
+    rest = [room.uuid for room in sorted(rooms, key=lambda room: (room.free_mib, room.index))]
+    left = {room.uuid: room.free_mib for room in rooms if room.healthy}
+    for uuid in dict.fromkeys(planned + rest):
+        taken = _take(free, (uuid,), size)
+        if taken is not None and all(
+            left.get(uuid, 0) + _promised_to(wish.pod, uuid) >= gpus.unit.to_mib(need)
+            for wish, need in zip(wishes, needs, strict=True)
+        ):
+            return taken, next((w.owner for w in wishes if w.planned == (uuid,)), wishes[0].owner)
+    return None
+
+
+def _need_here(wish: Wish) -> int:
+    """Units that must be free on the GPU of this container: for an init container, those of its whole pod."""
+    if wish.container.role is not Role.INIT:
+        return wish.container.units
+    return _rest(wish, names.GPU_MEM).units
+
+
+def _promised_to(pod: NodePod, uuid: str) -> int:
+    """MiB of a GPU that were planned for a pod."""
+    charges = pod.planned.charges(pod.request) if pod.planned else ()
+    return sum(charge.mib for charge in charges if charge.gpu == uuid and not charge.whole)
 
 
 def _favourites(wish: Wish, resource: str, held: Sequence[Held]) -> list[tuple[str, ...]]:

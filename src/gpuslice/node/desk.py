@@ -1,7 +1,8 @@
 """Answers a kubelet's calls: the ledger decides, and this fetches what it needs to know.
 
-Allocate is answered at once from what is known. GetPreferredAllocation may ask the API server once, since a
-kubelet's watch can be ahead of ours. PreStartContainer asks pod-resources who is about to start.
+Allocate is answered at once from what is known; only a refusal is checked against the API server first.
+GetPreferredAllocation may ask it once, since a kubelet's watch can be ahead of ours. PreStartContainer asks
+pod-resources who is about to start.
 """
 
 from __future__ import annotations
@@ -118,9 +119,13 @@ class Desk:
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, answer.sentence)
         return answer
 
-    def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+    async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
         self.last_call = self._clock.monotonic()
         outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
+        if isinstance(outcome, Refusal) and await self._fetch_all():
+            # Before a pod is turned away: a kubelet that gives out all that is left has not asked us, and
+            # may know before we do that the former holder has ended or who comes.
+            outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
         try:

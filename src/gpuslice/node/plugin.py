@@ -31,7 +31,7 @@ from gpuslice.node.kubeletmessages import (
 KUBELET_SOCKET: Final = "kubelet.sock"
 SOCKETS: Final = {names.GPU_MEM: "gpuslice-gpu-mem.sock", names.WHOLE_GPU: "gpuslice-gpu.sock"}
 OPTIONS: Final = PluginOptions(pre_start_required=True, preferred_allocation=True)
-RETRY: Final = Backoff(base=0.05, cap=1.0)
+RETRY: Final = Backoff(base=0.01, cap=1.0)
 LISTENED_SECONDS: Final = 2.0
 """A kubelet that registered us and does not call ListAndWatch for so long has lost us."""
 
@@ -45,7 +45,7 @@ class Answers(Protocol):
 
     def devices(self, resource: str) -> Sequence[Device]: ...
     async def prefer(self, resource: str, request: PreferredRequest) -> Sequence[str]: ...
-    def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation: ...
+    async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation: ...
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None: ...
 
 
@@ -80,7 +80,7 @@ class Plugin:
         return [await self._answers.prefer(self.resource, request) for request in requests]
 
     async def allocate(self, requests: Sequence[Sequence[str]]) -> Sequence[ContainerAllocation]:
-        return [self._answers.allocate(self.resource, ids) for ids in requests]
+        return [await self._answers.allocate(self.resource, ids) for ids in requests]
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         await self._answers.pre_start(self.resource, ids)
