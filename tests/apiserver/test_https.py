@@ -18,7 +18,8 @@ from apikit import PODS, Api, deployment, new_ids, pod
 from test_kinds import definition
 
 from gpuslice.clock import SystemClock
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.errors import Unavailable
+from gpuslice.local.apiserver import ApiServer, webhookpost
 from gpuslice.local.apiserver.serve import Endpoint, serving
 from gpuslice.local.streams import LogOptions, Output
 
@@ -119,6 +120,17 @@ async def test_the_token_is_checked_and_the_kubeconfig_is_private(served: Served
         assert right.status_code == 200
 
 
+async def test_webhooks_are_called_over_verified_https(served: Served) -> None:
+    """The CA of the configuration is trusted and no other; a refusal is a sentence."""
+    authority, served.server.token = served.endpoint.authority, None
+    url = served.endpoint.url + "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+    answer = await webhookpost.post(url, b"{}", authority=authority, timeout_s=5)
+    assert msgspec.json.decode(answer)["status"]["userInfo"]["username"] == "gpuslice-admin"
+    for address, trusted in ((url, b""), (url + "/nope", authority), ("https://127.0.0.1:1/", authority)):
+        with pytest.raises(Unavailable):
+            await webhookpost.post(address, b"{}", authority=trusted, timeout_s=5)
+
+
 async def test_leaving_ends_open_watches_at_once(tmp_path: Path) -> None:
     """Shutdown does not wait for clients."""
     server = ApiServer(clock=SystemClock(), new_uid=new_ids())
@@ -168,8 +180,8 @@ async def test_kubectl_apply_get_edit_delete(served: Served) -> None:
 
 async def test_kubectl_typed_commands_speak_protobuf(served: Served) -> None:
     """create deployment, drain and auth can-i send protobuf and are understood."""
-    assert "created" in await served.kubectl("create", "deployment", "d", "--image=nginx", "--replicas=3")
-    assert (await served.api.get("/apis/apps/v1/namespaces/default/deployments/d"))["spec"]["replicas"] == 3
+    assert "created" in await served.kubectl("create", "deployment", "d", "--image=nginx", "--replicas=0")
+    assert (await served.api.get("/apis/apps/v1/namespaces/default/deployments/d"))["spec"]["replicas"] == 0
     assert await served.kubectl("auth", "can-i", "create", "pods") == "yes\n"
     await served.api.make("/api/v1/nodes", {"metadata": {"name": "n1"}})
     await served.api.make(PODS, pod("p", nodeName="n1", terminationGracePeriodSeconds=0))

@@ -197,6 +197,31 @@ async def test_a_deleted_namespace_empties_itself(api: Api, clock: StillClock) -
     assert (await api.get("/api/v1/configmaps"))["items"] == []
 
 
+async def test_a_namespace_waits_for_what_cannot_go_yet(api: Api, clock: StillClock) -> None:
+    """An object with a finalizer keeps its namespace; once it is released both go."""
+    await api.make("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    path = "/api/v1/namespaces/team/configmaps"
+    await api.make(path, {"metadata": {"name": "a", "finalizers": ["x.io/f"]}})
+    await api("DELETE", "/api/v1/namespaces/team")
+    await clock.pass_(2)
+    assert (await api.get("/api/v1/namespaces/team"))["status"]["phase"] == "Terminating"
+    assert (await api.get(f"{path}/a"))["metadata"]["deletionTimestamp"]
+    await api("PATCH", f"{path}/a", {"metadata": {"finalizers": None}}, content="merge")
+    await clock.pass_(2)
+    assert (await api("GET", "/api/v1/namespaces/team")).status == 404
+
+
+async def test_events_live_for_an_hour(api: Api, clock: StillClock) -> None:
+    """An event that is counted up again begins its hour anew."""
+    path = "/api/v1/namespaces/default/events"
+    for name in ("once", "again"):
+        await api.make(path, {"metadata": {"name": name}, "involvedObject": {"name": "p"}})
+    await clock.pass_(3000)
+    await api("PATCH", f"{path}/again", {"count": 2}, content="merge")
+    await clock.pass_(1000)
+    assert [one["metadata"]["name"] for one in (await api.get(path))["items"]] == ["again"]
+
+
 async def test_pages_are_one_consistent_snapshot(api: Api) -> None:
     """What is written between two pages of a LIST does not show in it."""
     for name in "abcde":

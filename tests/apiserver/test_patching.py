@@ -135,6 +135,12 @@ async def apply(api: Api, body: Any, manager: str = "me", **query: str) -> Any:
     return await api("PATCH", path, body, content="apply", fieldManager=manager, **query)
 
 
+def owned_by(obj: Any, manager: str) -> str:
+    """The fields of a manager, as text."""
+    entries = obj["metadata"]["managedFields"]
+    return str([one["fieldsV1"] for one in entries if one["manager"] == manager])
+
+
 async def test_apply_creates_and_owns(api: Api) -> None:
     """The first apply creates the object (201), the same again changes nothing (200)."""
     first = await apply(api, deployment())
@@ -157,6 +163,7 @@ async def test_apply_conflicts_with_another_manager_until_forced(api: Api) -> No
     )
     forced = await apply(api, deployment(image="nginx:2"), "you", force="true")
     assert forced.body["spec"]["template"]["spec"]["containers"][0]["image"] == "nginx:2"
+    assert "image" not in owned_by(forced.body, "me") and "image" in owned_by(forced.body, "you")
     assert (await apply(api, deployment(image="nginx:1"))).status == 409
 
 
@@ -196,7 +203,9 @@ async def test_an_edit_takes_the_field_from_its_applier(api: Api) -> None:
     """After kubectl edit, apply conflicts with the editor and says so."""
     await apply(api, deployment())
     patch = {"spec": {"replicas": 5}}
-    await api("PATCH", f"{DEPLOYMENTS}/web", patch, content="strategic", fieldManager="kubectl-edit")
+    edited = await api("PATCH", f"{DEPLOYMENTS}/web", patch, content="strategic", fieldManager="kubectl-edit")
+    assert "f:replicas" not in owned_by(edited.body, "me")
+    assert "f:replicas" in owned_by(edited.body, "kubectl-edit")
     answer = await apply(api, deployment())
     assert 'conflict with "kubectl-edit" using apps/v1: .spec.replicas' in answer.message
 

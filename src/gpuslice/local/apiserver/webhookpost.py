@@ -37,7 +37,7 @@ def _post(url: str, body: bytes, authority: bytes, timeout_s: float) -> bytes:
         connection.request("POST", path + query, body, headers)
         answer = connection.getresponse()
         content = answer.read()
-        if answer.status != 200:
+        if answer.status not in (200, 201):
             raise Unavailable(
                 f"the server answered {answer.status}: {content[:200].decode(errors='replace')}"
             )
