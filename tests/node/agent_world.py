@@ -19,11 +19,13 @@ from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_allocation
 from gpuslice.devices.inventory import Gpu, NodeGpus
-from gpuslice.kube.client import Client
+from gpuslice.errors import Unavailable
+from gpuslice.kube.client import Client, Response, Transport
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.local.apiserver.app import ApiServer
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.node.agent import Agent
+from gpuslice.node.kubeletapi import PluginClient
 from gpuslice.node.simulated import SimulatedBackend
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import read_request
@@ -35,11 +37,63 @@ GPUS = tuple(Gpu(i, f"GPU-{i:08x}-0000", "Tesla T4", 15109) for i in range(2))
 """Two GPUs of 14 GiB."""
 
 
+class Outage:
+    """A transport that refuses what it is told to refuse."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self._refuses: Callable[[str], bool] = lambda method: False
+        self._cut = asyncio.Event()
+
+    def fail_after(self, refuses: Callable[[str], bool]) -> None:
+        """From now on these methods fail; open watches break off if GET is among them."""
+        self._refuses = refuses
+        if refuses("GET"):
+            self._cut.set()
+
+    def heal(self) -> None:
+        self._refuses = lambda method: False
+        self._cut = asyncio.Event()
+
+    async def request(self, method: str, path: str, **more: Any) -> Response:
+        if self._refuses(method):
+            raise Unavailable("the test has cut the line")
+        return await self._inner.request(method, path, **more)
+
+    @asynccontextmanager
+    async def stream(self, path: str, **more: Any) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        if self._refuses("GET"):
+            raise Unavailable("the test has cut the line")
+        async with self._inner.stream(path, **more) as (status, lines):
+            yield status, self._until_cut(lines)
+
+    async def _until_cut(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        cut = asyncio.ensure_future(self._cut.wait())
+        try:
+            while True:
+                line = asyncio.ensure_future(anext(lines, None))
+                await asyncio.wait((line, cut), return_when=asyncio.FIRST_COMPLETED)
+                if self._cut.is_set() or not line.done():
+                    line.cancel()
+                    await asyncio.wait((line,))
+                    raise Unavailable("the test has cut the line")
+                found = line.result()
+                if found is None:
+                    return
+                yield found
+        finally:
+            cut.cancel()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
 class World:
     def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = GPUS) -> None:
         self.folder = folder
         self.api = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
         self.client = Client(self.api.transport())
+        self.api_of_agent = Outage(self.api.transport())
         self.backend = SimulatedBackend(gpus)
         self.gpus = NodeGpus(gpus, GIB)
         self.kubelet: Kubelet | None = None
@@ -47,7 +101,7 @@ class World:
 
     def agent(self, **more: Any) -> Agent:
         options: dict[str, Any] = {"unit": GIB, "clock": SystemClock(), "random": Random(1).random} | more
-        return Agent(self.client, NODE, self.backend, kubelet_dir=self.folder, **options)
+        return Agent(Client(self.api_of_agent), NODE, self.backend, kubelet_dir=self.folder, **options)
 
     async def start_agent(self) -> None:
         self.tasks["agent"] = asyncio.create_task(self.agent().run())
@@ -73,13 +127,23 @@ class World:
             with suppress(asyncio.CancelledError):
                 await task
 
+    async def start_by_hand(self, name: str, container: str) -> None:
+        """What the kubelet does when it tries a container's start again."""
+        assert self.kubelet is not None
+        pod = await self.client.get(Pod, name, "default")
+        ids = self.kubelet.devices.manager.held(pod.uid, container, names.GPU_MEM)
+        assert ids
+        plugin = PluginClient(self.folder / "device-plugins" / "gpuslice-gpu-mem.sock")
+        await plugin.pre_start(tuple(ids))
+        await plugin.aclose()
+
     async def served(self, units: int) -> None:
         """Wait until the kubelet itself has the plugin's ids (the node's status may be old)."""
         async with asyncio.timeout(GUARD):
-            while (
+            while (  # noqa: ASYNC110 (nothing tells)
                 self.kubelet is None or self.kubelet.devices.manager.allocatable().get(names.GPU_MEM) != units
             ):
-                await asyncio.sleep(0.005)  # noqa: ASYNC110 (nothing tells)
+                await asyncio.sleep(0.005)
 
     async def allocatable(self, units: int, resource: str = names.GPU_MEM) -> Node:
         return await self.until(

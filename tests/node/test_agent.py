@@ -169,8 +169,8 @@ async def test_a_restarted_kubelet_keeps_its_pods() -> None:
             "a", container("c", 9), initContainers=[container("i", 2)], on={"i": (0,), "c": (0,)}
         )
         await here.running("a")
-        await here.stop("kubelet")
-        await here.start_kubelet()
+        assert here.kubelet is not None
+        await here.kubelet.restart()
         await here.served(28)
         await here.create("b", container("c", 6))
         await here.running("b")
@@ -208,3 +208,67 @@ async def test_a_unit_that_is_too_fine_is_refused_at_start() -> None:
         here.backend.set_gpus(gpus)
         with pytest.raises(InputError, match="use 8MiB or more"):
             await here.agent(unit=MemoryUnit(1)).run()
+
+
+async def test_containers_start_while_the_api_server_is_away() -> None:
+    """Identity is certain from pod-resources; the annotations follow when the API server is back."""
+    async with world() as here:
+        here.api_of_agent.fail_after(lambda method: method == "PATCH")
+        await here.create("a", container("c", 5))
+        await here.running("a")
+        assert here.slices()[0]["pod"] == "a"
+        assert names.MEM_IDX not in (await here.running("a")).annotations
+        here.api_of_agent.heal()
+        await here.assigned("a")
+
+
+async def test_an_absent_api_server_does_not_stop_an_admission() -> None:
+    """The agent has not heard of the pod and cannot ask: it is placed by best fit, and starts when known."""
+    async with world() as here:
+        here.api_of_agent.fail_after(lambda method: True)
+        await here.create("a", container("c", 5))
+        refused = await here.pod("a", lambda pod: _waiting(pod) == "CreateContainerConfigError")
+        assert "cannot ask the API server about default/a" in _message(refused)
+        here.api_of_agent.heal()
+        # The kubelet tries again after 10 s of its own; here the plugin is asked directly.
+        await here.start_by_hand("a", "c")
+        assert here.slices()[0]["pod"] == "a"
+
+
+async def test_a_socket_that_vanishes_is_served_anew() -> None:
+    async with world() as here:
+        path = here.folder / "device-plugins" / "gpuslice-gpu-mem.sock"
+        before = path.stat()
+        path.unlink()
+        async with asyncio.timeout(GUARD):
+            while not path.exists() or path.stat().st_ctime_ns == before.st_ctime_ns:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await here.served(28)
+        await here.create("a", container("c", 5))
+        await here.running("a")
+
+
+async def test_slices_of_a_former_run_are_swept() -> None:
+    """A folder that nobody holds is removed when the agent starts; one of a running pod stays."""
+    async with world() as here:
+        await here.create("a", container("c", 9))
+        await here.running("a")
+        await here.assigned("a")
+        await here.stop("agent")
+        left = here.folder / "gpuslice" / "slices" / "0123"
+        left.mkdir(parents=True)
+        await here.served(0)
+        await here.start_agent()
+        await here.served(28)
+        assert not left.exists()
+        assert [entry["pod"] for entry in here.slices()] == ["a"]
+
+
+def _waiting(pod: Pod) -> str:
+    statuses = pod.status.container_statuses or ()
+    return str((statuses[0].state.waiting or {}).get("reason", "")) if statuses else ""
+
+
+def _message(pod: Pod) -> str:
+    assert pod.status.container_statuses
+    return str((pod.status.container_statuses[0].state.waiting or {}).get("message", ""))
