@@ -18,7 +18,7 @@ from apikit import PODS, Api, deployment, new_ids, pod
 from test_kinds import definition
 
 from gpuslice.clock import SystemClock
-from gpuslice.errors import Unavailable
+from gpuslice.errors import NotFound, Unavailable
 from gpuslice.local.apiserver import ApiServer, webhookpost
 from gpuslice.local.apiserver.serve import Endpoint, serving
 from gpuslice.local.streams import LogOptions, Output
@@ -60,6 +60,8 @@ class Kubelet:
     async def logs(
         self, namespace: str, pod: str, container: str, options: LogOptions
     ) -> AsyncIterator[bytes]:
+        if options.previous:
+            raise NotFound(404, f"previous terminated container {container} not found")
         yield b"first\n"
         if options.follow:
             await asyncio.sleep(0)
@@ -201,6 +203,8 @@ async def test_kubectl_logs_and_exec(served: Served) -> None:
     """Logs follow, exec passes stdin and the exit code."""
     await served.api.make(PODS, pod("p", nodeName="n1"))
     assert await served.kubectl("logs", "-f", "p") == "first\nsecond\n"
+    for words in (("logs", "-p", "p"), ("logs", "-p", "-f", "p")):
+        assert "previous terminated container c not found" in await served.kubectl(*words, ok=False)
     assert await served.kubectl("exec", "-i", "p", "--", "cat", stdin="hello") == "hello"
     failed = await served.kubectl("exec", "p", "--", "sh", "-c", "exit 3", ok=False)
     assert "command terminated with exit code 3" in failed

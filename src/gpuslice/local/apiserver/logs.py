@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from gpuslice.errors import ApiError
@@ -11,6 +12,8 @@ from gpuslice.local.apiserver.status import Failure, Json, bad_request
 from gpuslice.local.streams import KubeletBackend, LogOptions
 
 TEXT = "text/plain"
+REFUSAL_SECONDS = 0.2
+"""How long a followed log may take to refuse before its stream begins."""
 
 
 def container_of(pod: Json, name: str) -> str:
@@ -59,35 +62,39 @@ async def serve(rest: Rest, kubelets: dict[str, KubeletBackend], request: Reques
         timestamps=request.flag("timestamps"),
     )
     pieces = kubelet_of(kubelets, pod).logs(target.namespace, target.name, container, options)
-    # The first piece is awaited here, so that a refusal becomes a status and not a broken stream.
-    try:
-        first = await anext(pieces, None) if not options.follow else b""
-    except ApiError as error:
-        raise Failure(error.status, error.reason or "BadRequest", str(error)) from error
+    first = asyncio.ensure_future(_next(pieces))
+    # A refusal comes at once and becomes a status; a container that is silent so far is followed all the same.
+    await asyncio.wait({first}, timeout=REFUSAL_SECONDS if options.follow else None)
+    if first.done():
+        try:
+            first.result()
+        except ApiError as error:
+            raise Failure(error.status, error.reason or "BadRequest", str(error)) from error
     source = _Pieces(first, pieces)
     return Stream(source.batches(), source.close, content_type=TEXT)
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(pieces, None)
 
 
 class _Pieces:
     """A log as batches that can be closed from outside."""
 
-    def __init__(self, first: bytes | None, rest: AsyncIterator[bytes]) -> None:
+    def __init__(self, first: asyncio.Future[bytes | None], rest: AsyncIterator[bytes]) -> None:
         self._first = first
         self._rest = rest
         self._closed = False
 
     async def batches(self) -> AsyncIterator[list[bytes]]:
-        if self._first is None:
-            return
-        if self._first:
-            yield [self._first]
         try:
-            async for piece in self._rest:
-                if self._closed:
-                    return
+            piece = await self._first
+            while piece is not None and not self._closed:
                 yield [piece]
+                piece = await anext(self._rest, None)
         except ApiError as error:
             yield [f"{error}\n".encode()]
 
     def close(self) -> None:
         self._closed = True
+        self._first.cancel()
