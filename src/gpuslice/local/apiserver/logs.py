@@ -63,7 +63,7 @@ async def serve(rest: Rest, kubelets: dict[str, KubeletBackend], request: Reques
     )
     pieces = kubelet_of(kubelets, pod).logs(target.namespace, target.name, container, options)
     first = asyncio.ensure_future(_next(pieces))
-    # A refusal comes at once and becomes a status; a container that is silent so far is followed all the same.
+    # A refusal comes at once and becomes a status; a container that is silent so far is followed anyway.
     await asyncio.wait({first}, timeout=REFUSAL_SECONDS if options.follow else None)
     if first.done():
         try:
