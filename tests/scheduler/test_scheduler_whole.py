@@ -272,6 +272,33 @@ async def test_preempts_where_it_costs_least() -> None:
         assert all(lab.pods[f"on-{n}"].metadata.deletion_timestamp is None for n in ("n1", "n3"))
 
 
+async def test_preemption_that_becomes_possible_wakes_the_pod() -> None:
+    """The one that could not be evicted ends: its room alone is too small, with the others' it is not."""
+    async with laboratory() as lab:
+        await lab.node("n1", [10])
+        for name, units, priority in (("boss", 6, 200), ("low", 4, 1)):
+            await lab.pod(name, units, priority=priority)
+            await lab.bound(name)
+        await lab.pod("high", 10, priority=100)
+        assert "must leave" not in await lab.waits("high")
+        await lab.end("boss")
+        await lab.waits("high", "default/low must leave")
+        await lab.end("low")
+        assert await lab.bound("high") == "n1"
+
+
+async def test_uncordoned_node_can_be_preempted_on() -> None:
+    async with laboratory() as lab:
+        await lab.node("n1", cpu="1")
+        await lab.pod("low", cpu="1")
+        await lab.bound("low")
+        await lab.client.patch(Node, "n1", {"spec": {"unschedulable": True}})
+        await lab.pod("high", cpu="1", priority=100)
+        await lab.waits("high", "unschedulable")
+        await lab.client.patch(Node, "n1", {"spec": {"unschedulable": False}})
+        await lab.waits("high", "default/low must leave")
+
+
 async def test_nobody_leaves_for_nothing() -> None:
     """Two would have to go and a budget protects one of them: then neither goes, and the pod says why."""
     async with laboratory() as lab:

@@ -7,6 +7,7 @@ a pod that its budget protects is passed over and others are tried.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -19,15 +20,17 @@ from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import ObjectMeta, Pod
-from gpuslice.placement.preempt import Holder, choose_victims
-from gpuslice.scheduler.facts import PodFacts
+from gpuslice.placement.preempt import Holder, choose_victims, fits_without
+from gpuslice.scheduler.facts import Demand, PodFacts
 from gpuslice.scheduler.nodes import NodeTable, Tenant
 from gpuslice.scheduler.nominations import Nominations
 
 CANDIDATES: Final = 100
 """Nodes with a way to make room that are compared; kube-scheduler's minimum."""
+NODES_AT_ONCE: Final = 8
+"""Nodes looked at before others have their turn: some 10 ms."""
 ROUNDS: Final = 8
-"""Times that other victims are tried when disruption budgets protect the first choice."""
+"""Times that others are tried when disruption budgets, or changes meanwhile, protect the first choice."""
 LEAVING: Final = -(2**31)
 """The priority that a pod counts with once it is on its way out: evicting it costs nothing."""
 
@@ -83,21 +86,52 @@ class Planner:
         # Room is being made already: wait for it instead of evicting even more.
         return own is None or not self._nominations.leaving(own)
 
-    def plan(self, facts: PodFacts, spared: Collection[str] = ()) -> Plan | None:
-        """The cheapest way to make the pod fit somewhere, or None. `spared`: uids that must stay."""
+    def could_help(self, demand: Demand, node: str) -> bool:
+        """Would such a pod fit on the node if all less important pods left it?"""
+        table, row, gpus = self._table, self._table.row(node), self._cluster.gpus(node)
+        lower = [tenant for tenant in table.tenants(node) if tenant.priority < demand.priority]
+        if not lower or row is None or table.answers(demand.rules).refusals[row]:
+            return False
+        if table.shortages(demand.footprint, row, lower):
+            return False
+        if not demand.request:
+            return True
+        holders = [
+            Holder(record.uid, record.priority, record.charges)
+            for record in self._cluster.pods_on(node)
+            if record.priority < demand.priority
+        ]
+        rooms = self._cluster.fleet.rooms(node)
+        return gpus is not None and fits_without(demand.request, gpus.unit, rooms, holders)
+
+    async def plan(self, facts: PodFacts, spared: Collection[str] = ()) -> Plan | None:
+        """The cheapest way to make the pod fit somewhere, or None. `spared`: uids that must stay.
+
+        Looking at many nodes takes a while, so others run in between; the answer holds when it is given.
+        """
+        for _ in range(ROUNDS):
+            best = await self._search(facts, spared)
+            if best is None:
+                return None
+            now = self._on(facts, best.node, spared)
+            if now is not None:
+                return now
+        return None
+
+    async def _search(self, facts: PodFacts, spared: Collection[str]) -> Plan | None:
         table = self._table
         suits = table.alive & (table.answers(facts.demand.rules).refusals == 0)
         best: Plan | None = None
         found = 0
-        for node in table.names[np.flatnonzero(suits)].tolist():
-            if not self._allows(facts, node):
-                continue
-            plan = self._on(facts, node, spared)
+        for number, node in enumerate(table.names[np.flatnonzero(suits)].tolist(), start=1):
+            if number % NODES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            plan = self._on(facts, node, spared) if self._allows(facts, node) else None
             if plan is not None:
                 found += 1
                 if best is None or plan.cost < best.cost:
                     best = plan
-                if found >= CANDIDATES:
+                if found >= CANDIDATES or best.cost[:2] <= (table.lowest_priority, 1):
                     break
         return best
 
@@ -124,6 +158,8 @@ class Planner:
                 for r in self._cluster.pods_on(node)
                 if r.uid in lower
             ]
+            if not fits_without(demand.request, gpus.unit, rooms, holders):
+                return None
             chosen = choose_victims(demand.request, gpus.unit, rooms, holders, demand.priority)
             if chosen is None:
                 return None
@@ -183,7 +219,7 @@ class Preemptor:
         """Make room for a pod if there is a way. The room is kept from the first moment on."""
         spared: set[str] = set()
         for _ in range(ROUNDS):
-            plan = self._planner.plan(facts, spared)
+            plan = await self._planner.plan(facts, spared)
             if plan is None:
                 break
             self._nominations.nominate(facts, plan.node, (victim.uid for victim in plan.victims))

@@ -73,6 +73,8 @@ class Scheduler:
             client, self._planner, self._nominations, recorder, withdraw=self._withdraw
         )
         self._refusals: OrderedDict[Demand, Decision] = OrderedDict()
+        self._hopeless: set[Demand] = set()  # no victims would help them; holds as long as refusals do
+        self._freedom = 0  # how often something was freed
         self._said: dict[str, str] = {}  # uid -> the message that its condition shows
         self._bound: set[str] = set()  # bound by us, not yet seen so in the feed
         self._to_say: OrderedDict[str, tuple[Pod, str]] = OrderedDict()
@@ -100,7 +102,11 @@ class Scheduler:
         decision = self._decide(facts)
         if decision.node:
             self._place(facts, decision.node)
-        elif self._planner.worth_a_look(facts) and decision.causes & (Cause.GPU | Cause.RESOURCES):
+        elif (
+            decision.causes & (Cause.GPU | Cause.RESOURCES)
+            and facts.demand not in self._hopeless
+            and self._planner.worth_a_look(facts)
+        ):
             self._spawn(self._preempt(facts, decision), f"preempt for {pod.key}")
         else:
             nomination = self._nominations.of(facts.uid)
@@ -153,7 +159,10 @@ class Scheduler:
         self.queue.retry(facts.uid)
 
     async def _preempt(self, facts: PodFacts, decision: Decision) -> None:
+        freedom = self._freedom
         outcome = await self._preemptor.preempt(facts)
+        if not outcome.node and not outcome.passing and freedom == self._freedom:
+            self._hopeless.add(facts.demand)
         message = f"{decision.message} {outcome.message}".rstrip()
         if facts.uid not in self.queue:
             self._withdraw(facts.uid)
@@ -237,8 +246,13 @@ class Scheduler:
 
     def _freed(self, node: str, cures: Cause) -> None:
         """Something got better on a node: whoever could use it is tried again at once."""
+        self._freedom += 1
         self._refusals.clear()
-        self.queue.wake(cures, lambda demand: self._cycle.helps(demand, node))
+        self._hopeless.clear()
+        self.queue.wake(
+            cures,
+            lambda demand: self._cycle.helps(demand, node) or self._planner.could_help(demand, node),
+        )
 
     # --- what people read -------------------------------------------------------------------------
     def _say(self, pod: Pod, message: str) -> None:
