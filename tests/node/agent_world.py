@@ -244,6 +244,7 @@ async def world(gpus: tuple[Gpu, ...] = GPUS) -> AsyncIterator[World]:
         await here.start_kubelet()
         await here.start_agent()
         await here.allocatable(sum(map(here.gpus.units_of, gpus)))
+        await here.allocatable(len(gpus), names.WHOLE_GPU)
         yield here
     finally:
         for what in ("agent", "kubelet"):

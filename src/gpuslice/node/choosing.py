@@ -75,17 +75,22 @@ def choose(
         return safe
     for wish in wishes:
         for gpus in _favourites(wish, resource, held):
+            if gpus != wish.planned:
+                # Not where it was planned: what others were promised there stays theirs.
+                rooms = _rooms(ids.gpus, resource, free, pods, held, wish.pod.uid)
+                if any(room.uuid in gpus and room.free_mib < ids.gpus.unit.to_mib(size) for room in rooms):
+                    continue
             if (taken := _take(free, gpus, size)) is not None:
                 return taken, wish.owner
-    for wish in wishes or (None,):
-        request = _rest(wish, resource) if wish else PodRequest((_stranger(resource, size),))
-        rooms = _rooms(ids.gpus, resource, free, pods, held, wish.pod.uid if wish else "")
+    for asking in wishes or (None,):
+        request = _rest(asking, resource) if asking else PodRequest((_stranger(resource, size),))
+        rooms = _rooms(ids.gpus, resource, free, pods, held, asking.pod.uid if asking else "")
         placed = place(request, ids.gpus.unit, rooms)
         if isinstance(placed, Verdict):
             continue
         gpus = tuple(grant.gpu for grant in placed.of(request.containers[0].name))
         if (taken := _take(free, gpus, size)) is not None:
-            return taken, wish.owner if wish else None
+            return taken, asking.owner if asking else None
     return _why_not(ids.gpus, resource, free, size, wishes)
 
 
@@ -116,7 +121,9 @@ def _safe_for_all(
             left.get(uuid, 0) + _promised_to(wish.pod, uuid) >= gpus.unit.to_mib(need)
             for wish, need in zip(wishes, needs, strict=True)
         ):
-            return taken, next((w.owner for w in wishes if w.planned == (uuid,)), wishes[0].owner)
+            # An init container shows itself by the next call, which takes its ids over; the others do not.
+            modest = [wish for wish, need in zip(wishes, needs, strict=True) if need == min(needs)]
+            return taken, next((w.owner for w in modest if w.planned == (uuid,)), modest[0].owner)
     return None
 
 

@@ -118,7 +118,7 @@ class Ledger:
         gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, wanted).items()}
         if not wanted or sum(gpus.values()) < len(wanted):
             return Refusal("kubelet gives out ids that this node does not have; its list of them is too old")
-        refusal = self._closed(resource, gpus)
+        refusal = self._closed(resource, gpus, pods)
         if refusal is not None:
             return refusal
         shared = [h for h in self._held.values() if h.resource == resource and h.ids & wanted]
@@ -244,7 +244,7 @@ class Ledger:
             if holding.ids & in_use[holding.resource]:
                 continue
             age = now - holding.since
-            if holding.call >= calls and age < SETTLED_SECONDS:
+            if not holding.certain and holding.call >= calls and age < SETTLED_SECONDS:
                 continue
             pod = pods.get(holding.owner.uid) if holding.owner else None
             if pod is not None and pod.alive:
@@ -260,7 +260,7 @@ class Ledger:
     def _wishes(self, resource: str, size: int, pods: Mapping[str, NodePod]) -> list[Wish]:
         return wishes(pods, self._held.values(), resource, size, self._current)
 
-    def _closed(self, resource: str, gpus: Mapping[str, int]) -> Refusal | None:
+    def _closed(self, resource: str, gpus: Mapping[str, int], pods: Mapping[str, NodePod]) -> Refusal | None:
         """Why one of these GPUs must not give out anything of this resource."""
         for uuid in gpus:
             gpu = self.gpus.find(uuid)
@@ -269,7 +269,10 @@ class Ledger:
                 return Refusal(
                     f"GPU {index} is unhealthy{f' ({reason})' if reason else ''} and gets no container"
                 )
-            if any(uuid in h.gpus and h.resource != resource for h in self._held.values()):
+            if any(
+                uuid in h.gpus and h.resource != resource and not _is_over(h, pods)
+                for h in self._held.values()
+            ):
                 how = "shared" if resource == names.WHOLE_GPU else "held whole"
                 return Refusal(
                     f"GPU {gpu.index} is {how} by another container; it can be used in one way only"

@@ -1,0 +1,209 @@
+"""The desk between kubelet's calls, pod-resources and the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from agent_world import GPUS, container
+
+from gpuslice import names
+from gpuslice.clock import SystemClock
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.errors import Unavailable
+from gpuslice.kube.client import Client, Response
+from gpuslice.kube.wire import Pod
+from gpuslice.node.desk import Desk
+from gpuslice.node.inotify import FolderWatch
+from gpuslice.node.kubeletapi import RpcError
+from gpuslice.node.kubeletmessages import (
+    ContainerDevices,
+    ContainerResources,
+    PodResources,
+    PreferredRequest,
+)
+from gpuslice.node.ledger import Ledger
+from gpuslice.node.slicefiles import SliceFolders
+
+
+class Api:
+    """A transport that counts what it is asked and answers from a list of pods."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.away = False
+
+    async def request(self, method: str, path: str, *, body: bytes | None = None, **_: Any) -> Response:
+        self.asked.append(f"{method} {path}")
+        if self.away:
+            raise Unavailable("nobody listens")
+        name = path.rpartition("/")[2]
+        if name == "pods":
+            return Response(200, msgspec.json.encode({"metadata": {}, "items": list(self.pods.values())}))
+        if name not in self.pods:
+            return Response(404, b'{"message": "not found"}')
+        pod = self.pods[name]
+        if method == "PATCH":
+            patch = msgspec.json.decode(body or b"")["metadata"]
+            if patch["uid"] != pod["metadata"]["uid"]:
+                return Response(409, b'{"message": "uid mismatch"}')
+            pod["metadata"]["annotations"] |= patch["annotations"]
+        return Response(200, msgspec.json.encode(pod))
+
+    def add(self, name: str, uid: str, units: int) -> Pod:
+        self.pods[name] = {
+            "metadata": {"name": name, "namespace": "default", "uid": uid, "annotations": {}},
+            "spec": {"nodeName": "n1", "containers": [container("c", units)]},
+            "status": {"phase": "Pending"},
+        }
+        return msgspec.convert(self.pods[name], Pod)
+
+
+class Lister:
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[str, ...]] = {}
+
+    async def list(self, *, timeout: float) -> tuple[PodResources, ...]:
+        return tuple(
+            PodResources("default", name, (ContainerResources("c", (ContainerDevices(names.GPU_MEM, ids),)),))
+            for name, ids in self.held.items()
+        )
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.api, self.lister = Api(), Lister()
+        self.ledger = Ledger(NodeGpus(GPUS))
+        self.folder = folder
+        self.desk = Desk(
+            Client(self.api),  # type: ignore[arg-type]
+            "n1",
+            self.ledger,
+            self.lister,  # type: ignore[arg-type]
+            SliceFolders(folder),
+            isolation_disabled=lambda: True,
+            clock=SystemClock(),
+            random=lambda: 0.5,
+        )
+        self.all = [i for gpu in GPUS for i in self.ledger.ids.of(names.GPU_MEM, gpu)]
+
+    async def admit(self, size: int) -> tuple[str, ...]:
+        request = PreferredRequest(tuple(self.all), (), size)
+        return tuple(await self.desk.prefer(names.GPU_MEM, request))
+
+    def slices(self) -> list[dict[str, Any]]:
+        return [msgspec.json.decode(path.read_bytes()) for path in self.folder.glob("*/slice.json")]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_the_admission_of_a_known_pod_asks_the_api_server_nothing(bench: Bench) -> None:
+    """gpushare 9.B.5: it listed all pending pods of the cluster at every Allocate."""
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    ids = await bench.admit(5)
+    answer = await bench.desk.allocate(names.GPU_MEM, ids)
+    assert bench.api.asked == []
+    assert answer.envs == {
+        "NVIDIA_VISIBLE_DEVICES": GPUS[0].uuid,
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+        "ALIYUN_COM_GPU_MEM_POD": "5",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "5",
+        "ALIYUN_COM_GPU_MEM_DEV": "14",
+        "CGPU_DISABLE": "true",
+    }
+    (mount,) = answer.mounts
+    assert (mount.container_path, mount.read_only) == ("/run/gpuslice", True)
+    assert [folder.name for folder in bench.folder.iterdir()] == [mount.host_path.rpartition("/")[2]]
+
+
+async def test_an_unknown_pod_costs_one_list_of_this_node(bench: Bench) -> None:
+    """The kubelet's watch can be ahead of ours; the question names the node."""
+    bench.api.add("a", "u1", 5)
+    await bench.desk.allocate(names.GPU_MEM, await bench.admit(5))
+    assert bench.api.asked == ["GET /api/v1/pods"]
+
+
+async def test_a_pod_made_anew_under_the_same_name_is_told_apart(bench: Bench) -> None:
+    """pod-resources has no uid: the API server's answer to the correction says who it really is."""
+    bench.desk.set_pod(bench.api.add("same", "old", 5))
+    ids = await bench.admit(5)
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.lister.held = {"same": ids}
+    bench.api.add("same", "new", 5)
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    assert [entry["uid"] for entry in bench.slices()] == ["new"]
+
+
+async def test_a_start_whose_ids_two_pods_have_is_refused(bench: Bench) -> None:
+    """Fail closed: nobody starts on a slice that pod-resources names twice."""
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    bench.desk.set_pod(bench.api.add("b", "u2", 5))
+    ids = await bench.admit(5)
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.lister.held = {"a": ids, "b": ids}
+    with pytest.raises(RpcError, match="kubelet gave ids of this container to default/a and to default/b"):
+        await bench.desk.pre_start(names.GPU_MEM, ids)
+    assert bench.slices() == []
+
+
+async def test_ids_in_use_are_refused_even_if_kubelet_offers_them(bench: Bench) -> None:
+    """kubelet.md: its table can forget a running pod; GetPreferredAllocation and Allocate do not."""
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    ids = await bench.admit(5)
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.desk.set_pod(bench.api.add("b", "u2", 9))
+    assert not set(await bench.admit(9)) & set(ids)
+    with pytest.raises(RpcError, match="of which pod default/a holds some"):
+        await bench.desk.allocate(names.GPU_MEM, ids)
+
+
+async def test_released_slices_lose_their_folder(bench: Bench) -> None:
+    pod = bench.api.add("a", "u1", 5)
+    bench.desk.set_pod(pod)
+    ids = await bench.admit(5)
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.lister.held = {"a": ids}
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.reconcile()
+    assert len(bench.slices()) == 1
+    bench.lister.held = {}
+    await bench.desk.reconcile()
+    assert bench.ledger.held(), "kubelet lists it no more, but the API server has it"
+    bench.desk.drop_pod(pod)
+    await bench.desk.reconcile()
+    assert bench.ledger.held() == []
+    assert not any(bench.folder.iterdir())
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+async def test_a_folder_watch_sees_what_comes_and_goes(
+    tmp_path: Path, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By inotify, or by looking where there is none."""
+    if not kernel:
+        monkeypatch.setattr("gpuslice.node.inotify.sys.platform", "other")
+    seen = asyncio.Event()
+    watch = FolderWatch(tmp_path, seen.set)
+    try:
+        assert watch.instant == kernel
+        name = tmp_path / "x"
+        for change in (name.touch, name.unlink):
+            seen.clear()
+            change()
+            async with asyncio.timeout(5):
+                await seen.wait()
+        seen.clear()
+        os.rmdir(tmp_path)  # noqa: PTH106
+        async with asyncio.timeout(5):
+            await seen.wait()
+        assert not watch.instant
+    finally:
+        watch.close()
