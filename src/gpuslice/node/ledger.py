@@ -181,7 +181,7 @@ class Ledger:
                 "the others have ended"
             )
         if not listed:
-            return self._unlisted(resource, wanted, pods, now, fresh=fresh)
+            return self._unlisted(resource, wanted, listing, pods, now, fresh=fresh)
         key, entry = next(iter(listed.items()))
         pod = next((p for p in pods.values() if p.key == key), None)
         if pod is None or (not pod.alive and not fresh):
@@ -195,7 +195,7 @@ class Ledger:
                 f"pod {key} as the API server has it does not ask for the {len(wanted)} ids that its "
                 "container was given; delete the pod and make it anew"
             )
-        return self._in_order(Identity(pod, holding.owner.container, holding))
+        return self._in_order(Identity(pod, holding.owner.container, holding), listing, pods)
 
     def learn(self, listing: Iterable[PodResources], pods: Mapping[str, NodePod], now: float) -> None:
         """Take pod-resources' word for who holds what. Repeating it changes nothing."""
@@ -420,7 +420,14 @@ class Ledger:
         return None
 
     def _unlisted(
-        self, resource: str, ids: frozenset[str], pods: Mapping[str, NodePod], now: float, *, fresh: bool
+        self,
+        resource: str,
+        ids: frozenset[str],
+        listing: Sequence[PodResources],
+        pods: Mapping[str, NodePod],
+        now: float,
+        *,
+        fresh: bool,
     ) -> Identity | Unsure | Refusal:
         """An init container of a pod whose other containers ask for nothing: pod-resources has no word on it.
 
@@ -441,7 +448,8 @@ class Ledger:
             gpus = {uuid: len(part) for uuid, part in self.ids.per_gpu(resource, ids).items()}
             holding = self._write(resource, ids, gpus, None, certain=False, now=now)
         self._give(holding.serial, owner, certain=True)
-        return self._in_order(Identity(pods[owner.uid], owner.container, self._held[holding.serial]))
+        found = Identity(pods[owner.uid], owner.container, self._held[holding.serial])
+        return self._in_order(found, listing, pods)
 
     def _inits(self, resource: str, size: int, pods: Iterable[NodePod]) -> list[Owner]:
         """Init containers of that size without a certain grant; those without any first."""
@@ -454,7 +462,9 @@ class Ledger:
         ]
         return sorted((o for o in found if not taken.get(o)), key=lambda owner: owner in taken)
 
-    def _in_order(self, identity: Identity) -> Identity | Refusal:
+    def _in_order(
+        self, identity: Identity, listing: Sequence[PodResources], pods: Mapping[str, NodePod]
+    ) -> Identity | Refusal:
         """Fail closed: a container whose slice is not what it asked for does not start."""
         holding, asked = identity.held, identity.pod.request.container(identity.container)
         where = f"container {identity.container} of {identity.pod.key}"
@@ -477,7 +487,9 @@ class Ledger:
             clash = other.resource != holding.resource and other.gpus.keys() & holding.gpus.keys()
             twice = other.resource == holding.resource and other.ids & holding.ids
             same = other.owner is not None and other.owner.uid == identity.pod.uid
-            if (clash or twice) and not same and other.certain:
+            # What has ended, as the API server and kubelet agree, waits here for the next reconciliation.
+            ended = _is_over(other, pods) and not _lists(listing, other)
+            if (clash or twice) and not same and other.certain and not ended:
                 return Refusal(
                     f"{where} holds ids of a GPU that another pod has; it starts when that one has ended"
                 )
@@ -532,6 +544,11 @@ class Ledger:
     def _whose(self, holding: Held, pods: Mapping[str, NodePod]) -> str:
         pod = pods.get(holding.owner.uid) if holding.owner else None
         return f"pod {pod.key}" if pod else "a pod that has not ended yet"
+
+
+def _lists(listing: Iterable[PodResources], holding: Held) -> bool:
+    """True if some container still has one of these ids, as kubelet sees it."""
+    return any(c.ids(holding.resource) & holding.ids for entry in listing for c in entry.containers)
 
 
 def _is_over(holding: Held, pods: Mapping[str, NodePod]) -> bool:

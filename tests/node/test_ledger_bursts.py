@@ -1,0 +1,108 @@
+"""What the scheduler placed is admitted, whatever the order: the ledger refuses nothing without need."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from node_world import NodeWorld, Part, app
+
+from gpuslice.node.ledger import Identity
+
+SHAPES = [
+    app(2),
+    app(3),
+    app(5),
+    app(8),
+    app(2, 3),
+    app(2, 2),
+    (Part("s", 2, sidecar=True), Part("c0", 3)),
+    (Part("c0", whole=1),),
+]
+INITS = [
+    (Part("i", 2, init=True), Part("c0", 2)),
+    (Part("i", 2, init=True), Part("c0", 5)),
+    (Part("i", 5, init=True), Part("c0", 2), Part("c1", 2)),
+    (Part("i", 3, init=True), Part("j", 2, init=True), Part("c0", 3)),
+]
+
+
+def assert_starts(world: NodeWorld, uid: str) -> None:
+    """Every container starts at the first attempt, as itself."""
+    for answer in world.start(uid):
+        assert isinstance(answer, Identity), answer
+        assert answer.pod.uid == uid
+
+
+def fill(world: NodeWorld, shapes: list[tuple[Part, ...]]) -> list[str]:
+    return [uid for shape in shapes if (uid := world.create(shape)) is not None]
+
+
+@given(
+    st.lists(st.sampled_from(SHAPES), min_size=1, max_size=14),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_burst_that_was_placed_is_admitted_in_any_order(
+    shapes: list[tuple[Part, ...]], random: Random, told: bool
+) -> None:
+    """Up to the last unit, also when kubelet hears of the pods before the agent does."""
+    world = NodeWorld(8, 8, 16, 10, seed=random.randint(0, 999))
+    uids = fill(world, shapes)
+    if told:
+        world.tell()
+    for uid in random.sample(uids, len(uids)):
+        assert world.admit(uid), world.failures
+    for uid in random.sample(uids, len(uids)):
+        assert_starts(world, uid)
+
+
+@given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=14), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_room_that_a_pod_leaves_is_given_to_the_next_at_once(
+    shapes: list[tuple[Part, ...]], random: Random
+) -> None:
+    """The scheduler is woken by the end of a pod; kubelet may ask for the next before we looked again."""
+    world = NodeWorld(8, 8, 16, 10, seed=random.randint(0, 999))
+    uids = fill(world, shapes)
+    for uid in uids:
+        assert world.admit(uid)
+        world.start(uid)
+    leaving = random.sample(uids, random.randint(1, len(uids)))
+    for uid in leaving:
+        parts = world.runs[uid].parts
+        world.end(uid)
+        successor = world.create(parts)
+        assert successor is not None
+        assert world.admit(successor), world.failures
+        assert_starts(world, successor)
+
+
+@given(st.lists(st.sampled_from(SHAPES + INITS), min_size=1, max_size=14), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_init_containers_fit_too_while_there_is_room(shapes: list[tuple[Part, ...]], random: Random) -> None:
+    """Who is equal to its first container's size cannot be told apart at first; half a node is enough slack."""
+    world = NodeWorld(16, 16, 16, 16, seed=random.randint(0, 999))
+    uids = []
+    for shape in shapes:
+        if sum(sum(p.units or 16 * p.whole for p in world.runs[u].parts) for u in uids) < 26:
+            uid = world.create(shape)
+            if uid is not None:
+                uids.append(uid)
+    for uid in random.sample(uids, len(uids)):
+        assert world.admit(uid), world.failures
+    for uid in random.sample(uids, len(uids)):
+        assert_starts(world, uid)
+
+
+def test_a_gpu_changes_its_mode_as_soon_as_the_last_share_has_ended() -> None:
+    """Shares out, whole in, and back: admitted and started without waiting for a look at pod-resources."""
+    world = NodeWorld(8)
+    for parts in (app(8), (Part("c0", whole=1),), app(3)):
+        uid = world.create(parts)
+        assert uid is not None
+        assert world.admit(uid), world.failures
+        assert_starts(world, uid)
+        world.end(uid)
