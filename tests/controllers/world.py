@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.clock import SystemClock, rfc3339
-from gpuslice.errors import NotFound
+from gpuslice.errors import Conflict, NotFound, api_error
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import Resource
 from gpuslice.local.apiserver import ApiServer
@@ -68,6 +68,7 @@ class World:
         self.transport = server.transport()
         self.clock = clock
         self.wakes: set[asyncio.Event] = set()
+        self.tasks: list[asyncio.Task[None]] = []
         self._endings: set[asyncio.Task[None]] = set()
         self.pods_created = 0
         self.pods_deleted: list[str] = []
@@ -87,9 +88,8 @@ class World:
         data = None if body is None else msgspec.json.encode(body)
         answer = await self.transport.request(method, path, query=query or None, body=data, content_type=kind)
         document: Json = msgspec.json.decode(answer.body or b"{}")
-        if answer.status == 404:
-            raise NotFound(404, document.get("message", ""))
-        assert answer.status < 300, document
+        if answer.status >= 300:
+            raise api_error(answer.status, document.get("message", ""))
         return document
 
     async def get(self, kind: str, name: str, namespace: str = "default") -> Json:
@@ -132,7 +132,8 @@ class World:
                             return last
                     await wake.wait()
         except TimeoutError:
-            raise AssertionError(f"not in {within} s; last seen: {last}") from None
+            dead = [str(task) for task in self.tasks if task.done()]
+            raise AssertionError(f"not in {within} s; last seen: {last}; died: {dead}") from None
         finally:
             self.wakes.discard(wake)
 
@@ -189,7 +190,7 @@ class World:
         elif kind == "ADDED":
             state = self.decide(pod)
             if state != "pending":
-                with contextlib.suppress(NotFound):
+                with contextlib.suppress(NotFound, Conflict):  # it may be gone, or another one by now
                     if not pod["spec"].get("nodeName"):
                         await self.bind(pod)
                     await self.mark(pod, state)
@@ -197,7 +198,7 @@ class World:
     async def end(self, meta: Json) -> None:
         await self.may_end.wait()
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFound, Conflict):
             await self.call("DELETE", RESOURCES["Pod"].path(meta["namespace"], meta["name"]), body)
 
     async def bind(self, pod: Json) -> None:
@@ -207,7 +208,8 @@ class World:
         if required := affinity.get("requiredDuringSchedulingIgnoredDuringExecution"):
             name = required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
         target = {"apiVersion": "v1", "kind": "Node", "name": name}
-        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
+        precise = {"name": meta["name"], "uid": meta["uid"]}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": precise, "target": target}
         await self.call("POST", RESOURCES["Pod"].path(meta["namespace"], meta["name"], "binding"), body)
 
     async def on_other(self, kind: str, item: Json) -> None:
@@ -246,7 +248,8 @@ async def world(*, speed: float = 1.0, controllers: bool = True) -> AsyncIterato
     server = ApiServer(clock=clock, new_uid=lambda: str(uuid.uuid4()))
     await server.start()
     it = World(server, clock)
-    tasks = [
+    tasks = it.tasks
+    tasks += [
         asyncio.create_task(it.follow(resource.path(), it.on_pod if kind == "Pod" else it.on_other))
         for kind, resource in RESOURCES.items()
     ]

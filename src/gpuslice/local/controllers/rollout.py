@@ -73,11 +73,9 @@ def shrink(spec: DeploymentSpec, new: Size, old: Sequence[Size]) -> Mapping[str,
         unhealthy = max(0, min(budget, one.wanted - one.available))
         sizes[one.name] -= unhealthy
         budget -= unhealthy
-    spare = new.available + sum(one.available for one in old) - least
-    for one in ordered:
-        taken = max(0, min(spare, sizes[one.name], budget))
+    for one in ordered:  # what is left of the budget is what is available beyond the promise
+        taken = max(0, min(budget, sizes[one.name]))
         sizes[one.name] -= taken
-        spare -= taken
         budget -= taken
     return {one.name: sizes[one.name] for one in ordered if sizes[one.name] != one.wanted}
 
