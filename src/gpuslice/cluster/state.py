@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.annotations import decode_allocation, encode_allocation, gpushare_allocation
+from gpuslice.cluster.handover import hand_over, is_assigned
 from gpuslice.cluster.nodes import NodeFacts, read_node, read_unhealthy
 from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
 from gpuslice.devices.inventory import Mode, NodeGpus
@@ -29,7 +30,7 @@ from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest, peak, read_request
 from gpuslice.units import GIB, MemoryUnit
 
-_HINTS = (names.ALLOCATION, names.GPUSHARE_ALLOCATION, names.MEM_IDX)
+_HINTS = (names.ALLOCATION, names.GPUSHARE_ALLOCATION, names.MEM_IDX, names.MEM_ASSIGNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,11 @@ class Cluster:
         if old is not None:
             if record == replace(old, allocation=None, charges=()):
                 return
+            record = self._succeed(old, self._locate(record))
             self._uncharge(old)
-        self._charge(self._locate(record))
+        else:
+            record = self._locate(record)
+        self._charge(record)
 
     def drop_pod(self, uid: str) -> None:
         """A pod is gone, or its containers have ended. Unknown uids are fine."""
@@ -297,6 +301,18 @@ class Cluster:
         """Say which GPUs a bound pod is on, by its annotations; if they do not say, where it counts."""
         read = self._read(record)
         return read if read.allocation is not None else self._guess(read)
+
+    def _succeed(self, old: PodRecord, new: PodRecord) -> PodRecord:
+        """The record of a pod that is counted already; see `handover`."""
+        if old.node != new.node or old.allocation is None or new.allocation is None:
+            return new
+        if new.allocation == old.allocation and not is_assigned(new):
+            return replace(new, charges=old.charges)
+        others = [record for record in self.pods_on(new.node) if record.uid != new.uid]
+        for moved in hand_over(old, new, others):
+            self._uncharge(self._pods[moved.uid])
+            self._charge(moved)
+        return new
 
     def _read(self, record: PodRecord) -> PodRecord:
         gpus = self.fleet.gpus(record.node)

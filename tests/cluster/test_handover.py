@@ -1,0 +1,81 @@
+"""Equal pods that the node swaps: at no moment between the corrections does room appear that is not there."""
+
+from __future__ import annotations
+
+import msgspec
+from builders import StoppedClock, agent_node, pod
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice import names
+from gpuslice.cluster.state import Cluster
+from gpuslice.kube.wire import Pod
+
+
+def at(name: str, gpu: int, units: int, *, assigned: bool) -> Pod:
+    return pod(
+        name,
+        units,
+        node="a",
+        annotations={
+            names.ALLOCATION: msgspec.json.encode({"c0": {f"GPU-a-{gpu}": units * 1024}}).decode(),
+            names.MEM_ASSIGNED: "true" if assigned else "false",
+        },
+    )
+
+
+def used(cluster: Cluster) -> list[int]:
+    view = cluster.snapshot("a")
+    assert view is not None
+    return [gpu.used_mib // 1024 for gpu in view.gpus]
+
+
+def test_the_place_that_a_swapped_pod_left_is_not_given_away() -> None:
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", 10, 10))
+    cluster.set_pod(at("one", 0, 6, assigned=False))
+    cluster.set_pod(at("two", 1, 6, assigned=False))
+    cluster.set_pod(at("one", 1, 6, assigned=True))
+    assert used(cluster) == [6, 6]
+    assert not cluster.check(cluster.request_of(pod("new", 6)), "a").ok
+    cluster.set_pod(at("two", 0, 6, assigned=True))
+    assert used(cluster) == [6, 6]
+
+
+def test_a_pod_that_truly_moved_to_free_room_leaves_its_place_free() -> None:
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", 10, 10))
+    cluster.set_pod(at("one", 0, 6, assigned=False))
+    cluster.set_pod(at("one", 1, 6, assigned=True))
+    assert used(cluster) == [0, 6]
+
+
+def test_a_running_pod_is_counted_where_the_node_says_whatever_others_do() -> None:
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", 10, 20))
+    cluster.set_pod(at("runs", 1, 6, assigned=True))
+    cluster.set_pod(at("one", 0, 6, assigned=False))
+    cluster.set_pod(at("one", 1, 6, assigned=True))
+    assert used(cluster) == [0, 12]
+
+
+@given(st.permutations(range(6)), st.permutations(range(6)), st.booleans())
+def test_any_permutation_told_in_any_order_keeps_the_sums(
+    places: list[int], order: list[int], replanned: bool
+) -> None:
+    """Six equal pods on six GPUs end up in each other's places, and one more never fits in between."""
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", *([10] * 6)))
+    for number in range(6):
+        cluster.set_pod(at(f"p{number}", number, 6, assigned=False))
+    if replanned:
+        for number in order:
+            cluster.set_pod(at(f"p{number}", places[number], 6, assigned=False))
+            assert used(cluster) == [6] * 6
+    for number in order:
+        cluster.set_pod(at(f"p{number}", places[number], 6, assigned=True))
+        assert used(cluster) == [6] * 6
+    for number in range(6):
+        view = cluster.snapshot("a")
+        assert view is not None
+        assert [share.name for share in view.gpus[places[number]].pods] == [f"p{number}"]
