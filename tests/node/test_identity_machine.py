@@ -23,6 +23,8 @@ SHAPES = [
     (Part("i", 2, init=True), Part("c0", 5)),
     (Part("i", 5, init=True), Part("c0", 2), Part("c1", 2)),
     (Part("i", 3, init=True), Part("j", 2, init=True), Part("c0", 3)),
+    (Part("i", 2, init=True), Part("c0")),
+    (Part("i", 5, init=True), Part("c0")),
     (Part("s", 2, sidecar=True), Part("c0", 3)),
     (Part("c0", whole=1),),
     (Part("c0", whole=1), Part("c1", 2)),
@@ -129,6 +131,10 @@ class Node(RuleBasedStateMachine):
     def restart_kubelet(self) -> None:
         self.world.restart_kubelet()
 
+    @rule(index=st.integers(0, 3), healthy=st.booleans())
+    def health(self, index: int, healthy: bool) -> None:
+        self.world.set_health(index, healthy)
+
     # --- agent ------------------------------------------------------------------------------------
     @rule()
     def restart_agent(self) -> None:
@@ -182,7 +188,7 @@ class Node(RuleBasedStateMachine):
         for uid, run in self.world.runs.items():
             if run.admitted and any(part.init for part in run.parts):
                 gpus = self.world.gpus_of(uid)
-                if len(run.started) == len(run.parts):
+                if len(run.started) == len(run.order):
                     assert len(set().union(*gpus.values())) == 1
 
     def teardown(self) -> None:

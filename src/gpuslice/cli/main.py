@@ -16,12 +16,7 @@ from gpuslice.cli.up import up
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpuslice")
 def main() -> None:
-    r"""Share GPUs in Kubernetes.
-
-    \b
-    Try it without a GPU and without a cluster:
-      gpuslice up
-    """
+    """Share GPUs in Kubernetes. To try it without a GPU and without a cluster: gpuslice up."""
 
 
 for command in (up, inspect, explain, extender, scheduler, agent):

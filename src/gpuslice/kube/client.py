@@ -315,9 +315,7 @@ class Client:
         body: bytes | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        answer = await self.transport.request(
-            method, path, query=query, body=body, content_type=content_type
-        )
+        answer = await self.transport.request(method, path, query=query, body=body, content_type=content_type)
         if answer.status >= 300:
             raise _error(answer.status, answer.body)
         return answer.body

@@ -49,9 +49,7 @@ class ExecSession(Protocol):
 class KubeletBackend(Protocol):
     """The streaming half of one node's kubelet. Raises errors.NotFound and errors.ApiError(400)."""
 
-    def logs(
-        self, namespace: str, pod: str, container: str, options: LogOptions
-    ) -> AsyncIterator[bytes]:
+    def logs(self, namespace: str, pod: str, container: str, options: LogOptions) -> AsyncIterator[bytes]:
         """The container's log; with `follow`, until it ends."""
 
     async def exec(

@@ -8,6 +8,7 @@ and an agent speak gRPC over unix sockets. Only the containers are simulated (or
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import tempfile
 import uuid
@@ -59,6 +60,9 @@ WEBHOOKS: Final = Resource(
 WEBHOOK: Final = "gpuslice"
 """The name of our MutatingWebhookConfiguration."""
 RESTART: Final = Backoff(base=0.2, cap=10.0)
+FILES: Final = 500
+FILES_PER_NODE: Final = 20
+"""Open files: about ten per node for its sockets, and as many again while they are opened anew."""
 SOCKET_ROOM: Final = 60
 """Bytes that sockets below a node's folder need of the 107 that a socket's path may have."""
 
@@ -177,6 +181,7 @@ async def local_cluster(
     The block is entered before the nodes are ready: see `LocalCluster.ready`. Raises InputError if the port
     is taken.
     """
+    _allow_files(FILES + FILES_PER_NODE * len(plan.nodes))
     hook = _OwnWebhook()
     server = ApiServer(
         clock=clock,
@@ -384,6 +389,14 @@ def _folder() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise the process's limit of open files as far as needed and allowed: the default is 256 on macOS."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _secret(path: Path, content: bytes) -> Path:

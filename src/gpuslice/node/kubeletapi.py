@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
+# gRPC's core writes to stderr when a peer goes away; that is no news here, errors come as exceptions.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 import grpc
 import grpc.aio
 import structlog

@@ -104,7 +104,7 @@ async def serving(
 def listen(host: str, port: int) -> socket.socket:
     """A bound TCP socket. Raises InputError with one sentence if the address is taken or unknown."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol must be named: asyncio turns Nagle's delay (40 ms per answer) off only for sockets that say TCP.
+    # The protocol must be named: asyncio turns Nagle's delay (40 ms per answer) off for TCP sockets only.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -68,7 +68,7 @@ def shown(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-class Failure(ApiError):  # noqa: N818 - named as the Status it becomes
+class Failure(ApiError):
     """A request that is refused; becomes a `metav1.Status` with an HTTP code."""
 
     def __init__(self, code: int, reason: str, message: str, *, details: Json | None = None) -> None:
