@@ -81,3 +81,14 @@ def test_sick_gpus_never_make_the_list_too_large(sick: tuple[int, ...]) -> None:
     listed = DeviceIds(gpus).listed(names.GPU_MEM)
     assert len(encode_devices([Device(i, healthy) for i, healthy in listed])) <= MESSAGE_LIMIT
     assert sum(healthy for _, healthy in listed) == (8 - len(sick)) * 192 * 128
+
+
+def test_every_gpu_of_many_nodes_has_a_tag_of_its_own() -> None:
+    """Among 4,000 GPUs some certainly hash to the same four digits; none may be mistaken for another."""
+    from gpuslice.node.deviceids import _tags
+
+    uuids = [f"GPU-{number}" for number in range(4000)]
+    tags = _tags(uuids)
+    assert len(set(tags.values())) == len(uuids)
+    assert tags == _tags(reversed(uuids))
+    assert {len(tag) for tag in tags.values()} == {4}

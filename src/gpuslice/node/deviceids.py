@@ -1,7 +1,7 @@
 """Device ids: what a kubelet counts, each of which names the GPU that it is a part of.
 
-One id of gpu-mem stands for one unit of one GPU's memory: `<tag>-<j>`, where the tag is the first four
-base36 digits of sha256(UUID) and j is the unit's number in base36. A whole GPU's id is its UUID, as NVIDIA's
+One id of gpu-mem stands for one unit of one GPU's memory: `<tag>-<j>`, where the tag is four base36 digits
+of sha256(UUID) and j is the unit's number in base36. A whole GPU's id is its UUID, as NVIDIA's
 plugin has it. The same devices give the same ids after every restart, whatever the GPUs' indexes are.
 
 A kubelet takes no ListAndWatch message of more than 4 MiB, so ids are short and the unit has a floor.
@@ -30,17 +30,12 @@ _UNHEALTHY: Final = len("Unhealthy")
 
 
 class DeviceIds:
-    """The ids of one node's GPUs, both directions. Raises InputError if the GPUs' tags are not unique."""
+    """The ids of one node's GPUs, both directions."""
 
     def __init__(self, gpus: NodeGpus) -> None:
         self.gpus = gpus
-        self._tags = {gpu.uuid: _tag(gpu.uuid) for gpu in gpus.gpus}
-        self._by_tag = {tag: gpu for gpu in gpus.gpus for tag in (self._tags[gpu.uuid],)}
-        if len(self._by_tag) < len(gpus.gpus):
-            raise InputError(
-                "two GPUs of this node have UUIDs with the same four-digit hash, so their ids cannot be told "
-                "apart; leave one of them out"
-            )
+        self._tags = _tags(gpu.uuid for gpu in gpus.gpus)
+        self._by_tag = {self._tags[gpu.uuid]: gpu for gpu in gpus.gpus}
 
     def of(self, resource: str, gpu: Gpu) -> Iterator[str]:
         """All ids of one GPU for `aliyun.com/gpu-mem` or `nvidia.com/gpu`, in order."""
@@ -129,11 +124,17 @@ def _gpu_size(units: int, health: int) -> int:
     return total
 
 
-def _tag(uuid: str) -> str:
-    number = int.from_bytes(sha256(uuid.encode()).digest())
-    while number >= 36**_TAG:
-        number //= 36
-    return _base36(number).rjust(_TAG, "0")
+def _tags(uuids: Iterable[str]) -> dict[str, str]:
+    """A tag per UUID. Where two are equal (once in 1.7 million pairs) the later UUID takes further digits."""
+    tags: dict[str, str] = {}
+    taken: set[str] = set()
+    for uuid in sorted(uuids):
+        number = int.from_bytes(sha256(uuid.encode()).digest())
+        while (tag := _base36(number % 36**_TAG).rjust(_TAG, "0")) in taken:
+            number //= 36
+        tags[uuid] = tag
+        taken.add(tag)
+    return tags
 
 
 def _base36(number: int) -> str:
