@@ -250,7 +250,7 @@ class Kubelet:
     def _active(self) -> list[RunPod]:
         """The pods whose containers may run, and the one that is being admitted."""
         pods = [worker.pod for worker in self._workers.values() if not worker.over]
-        if self._admitting is not None:
+        if self._admitting is not None and self._admitting.uid not in self._workers:
             pods.append(self._admitting)
         return pods
 
@@ -274,11 +274,14 @@ class Kubelet:
         elif self._waiting:
             uid = self._random.choice(tuple(self._waiting))
             del self._waiting[uid]
-            self._admission = asyncio.create_task(self._admit(self._pods[uid]))
+            # From here on, not only once the task runs: news of the pod must not queue it a second time.
+            pod = self._admitting = self._pods[uid]
+            self._admission = asyncio.create_task(self._admit(pod))
             try:
                 await asyncio.wait((self._admission,))
             finally:
                 self._admission.cancel()
+                self._admitting = None
             if self._admission.cancelled():
                 if uid in self._pods:
                     self._waiting[uid] = None
@@ -286,11 +289,8 @@ class Kubelet:
                 self._admission.result()
 
     async def _admit(self, pod: RunPod) -> None:
-        self._admitting = pod
-        try:
-            refusal = await self._refusal(pod)
-        finally:
-            pod, self._admitting = self._admitting, None
+        refusal = await self._refusal(pod)
+        pod = self._admitting or pod
         if pod.uid not in self._pods:
             self._needs.pop(pod.uid, None)
             self._addresses.release(pod.uid)

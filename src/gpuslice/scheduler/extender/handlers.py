@@ -66,9 +66,9 @@ class Extender:
                 return wire.filter_error("arg or pod is nil")
             request = self._cluster.request_of(pod)
             self._remember(pod)
-            if bytes(args.node_names) != b"null":
+            if wire.given(args.node_names):
                 return self._filter(pod, request, self._lists.get(bytes(args.node_names)), None)
-            if bytes(args.nodes) != b"null":
+            if wire.given(args.nodes):
                 items = wire.decode_nodes(args.nodes)
                 return self._filter(pod, request, self._lists.of(list(items)), items)
         except InputError as error:
@@ -107,13 +107,17 @@ class Extender:
 
     # --- prioritize -------------------------------------------------------------------------------
     def prioritize(self, body: bytes) -> bytes:
-        """ExtenderArgs to HostPriorityList: 0..10 per node, by the cluster's policy."""
+        """ExtenderArgs to HostPriorityList: 0..10 per node, by the cluster's policy.
+
+        The best of the nodes asked about gets 10 and the worst 0: on so coarse a scale the absolute scores of
+        nodes that differ by one pod would mostly be the same, and kube-scheduler's own spreading decide.
+        """
         try:
             args = wire.decode(body, wire.FilterArgs)
             pod = wire.decode_pod(args.pod)
             names = (
                 wire.decode_names(bytes(args.node_names))
-                if bytes(args.node_names) != b"null"
+                if wire.given(args.node_names)
                 else list(wire.decode_nodes(args.nodes))
             )
             request = self._cluster.request_of(pod) if pod is not None else PodRequest()
@@ -121,8 +125,12 @@ class Extender:
             # kube-scheduler ignores a failed prioritize; an empty list says the same.
             return b"[]"
         scores = self._cluster.scores(request, names)
+        lowest, span = min(scores, default=0), max(max(scores, default=0) - min(scores, default=0), 1)
         return msgspec.json.encode(
-            [{"Host": name, "Score": score // 100} for name, score in zip(names, scores, strict=True)]
+            [
+                {"Host": name, "Score": 10 * (score - lowest) // span}
+                for name, score in zip(names, scores, strict=True)
+            ]
         )
 
     # --- preempt ----------------------------------------------------------------------------------

@@ -16,15 +16,17 @@ import msgspec
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import ObjectMeta, Pod, Wire
 
+ABSENT = msgspec.Raw(b"")
+"""A key that was not sent. kube-scheduler sends every key, with null where it has nothing to say."""
 NULL = msgspec.Raw(b"null")
 
 
 class FilterArgs(msgspec.Struct, frozen=True, gc=False, rename="pascal"):
     """ExtenderArgs: filter and prioritize."""
 
-    pod: msgspec.Raw = NULL
-    nodes: msgspec.Raw = NULL
-    node_names: msgspec.Raw = NULL
+    pod: msgspec.Raw = ABSENT
+    nodes: msgspec.Raw = ABSENT
+    node_names: msgspec.Raw = ABSENT
 
 
 class BindArgs(msgspec.Struct, frozen=True, gc=False):
@@ -39,9 +41,9 @@ class BindArgs(msgspec.Struct, frozen=True, gc=False):
 class PreemptArgs(msgspec.Struct, frozen=True, gc=False, rename="pascal"):
     """ExtenderPreemptionArgs."""
 
-    pod: msgspec.Raw = NULL
-    node_name_to_victims: msgspec.Raw = NULL
-    node_name_to_meta_victims: msgspec.Raw = NULL
+    pod: msgspec.Raw = ABSENT
+    node_name_to_victims: msgspec.Raw = ABSENT
+    node_name_to_meta_victims: msgspec.Raw = ABSENT
 
 
 class Victims(msgspec.Struct, frozen=True, gc=False):
@@ -95,7 +97,7 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise InputError("EOF")
     try:
         args = _decoders[kind].decode(body)
-        if args == kind():
+        if not all(msgspec.structs.astuple(args)):
             args = _decode_any_case(body, kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InputError(f"the body is not a {kind.__name__}: {error}") from error
@@ -113,9 +115,14 @@ def _decode_any_case(body: bytes, kind: type[T]) -> msgspec.Struct:
     return _decoders[kind].decode(msgspec.json.encode(loose))
 
 
+def given(raw: msgspec.Raw) -> bool:
+    """True if a key was sent with something in it."""
+    return raw not in (ABSENT, NULL)
+
+
 def decode_pod(raw: msgspec.Raw) -> Pod | None:
-    """The pod of a request; None for null. Raises InputError."""
-    if bytes(raw) == b"null":
+    """The pod of a request; None if there is none. Raises InputError."""
+    if not given(raw):
         return None
     try:
         return _pod.decode(raw)
@@ -143,10 +150,10 @@ def decode_nodes(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
 def decode_victims(args: PreemptArgs) -> Mapping[str, Victims]:
     """What kube-scheduler would evict, by node, from either form. Raises InputError."""
     try:
-        if bytes(args.node_name_to_meta_victims) != b"null":
+        if given(args.node_name_to_meta_victims):
             meta = _meta_victims.decode(args.node_name_to_meta_victims)
             return {n: Victims(tuple(p.uid for p in v.pods or ()), v.violations) for n, v in meta.items()}
-        if bytes(args.node_name_to_victims) != b"null":
+        if given(args.node_name_to_victims):
             full = _full_victims.decode(args.node_name_to_victims)
             return {
                 n: Victims(tuple(p.metadata.uid for p in v.pods or ()), v.violations) for n, v in full.items()
