@@ -12,7 +12,7 @@ import resource
 import shutil
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,10 @@ RESTART: Final = Backoff(base=0.2, cap=10.0)
 FILES: Final = 500
 FILES_PER_NODE: Final = 20
 """Open files: about ten per node for its sockets, and as many again while they are opened anew."""
+WAVE: Final = 25
+"""Nodes that start at once."""
+WAVE_SECONDS: Final = 10.0
+"""How long a wave may hold up the next."""
 SOCKET_ROOM: Final = 60
 """Bytes that sockets below a node's folder need of the 107 that a socket's path may have."""
 
@@ -122,13 +126,16 @@ class LocalCluster:
         finally:
             self.feed.listeners.remove(wake)
 
-    async def ready(self) -> None:
-        """Wait until every node offers its GPUs."""
-        await self.changed(lambda: not self.missing())
+    async def ready(self, nodes: Sequence[NodePlan] | None = None) -> None:
+        """Wait until these nodes (all of them) have offered their GPUs."""
+        waiting = list(self.plan.nodes if nodes is None else nodes)
 
-    def missing(self) -> list[str]:
-        """Nodes that are not there yet or do not offer their GPUs."""
-        return [node.name for node in self.plan.nodes if not self._offers(node)]
+        def none_left() -> bool:
+            while waiting and self._offers(waiting[-1]):
+                waiting.pop()
+            return not waiting
+
+        await self.changed(none_left)
 
     def _offers(self, node: NodePlan) -> bool:
         view = self.cluster.snapshot(node.name)
@@ -286,9 +293,10 @@ async def _scheduling(
     ):
         url = f"https://{host}:{port}"
         try:
-            async with _background(
-                {"scheduler": scheduler, "controllers": controllers, "cluster feed": feed.run()}
-            ):
+            async with _background() as start:
+                start("scheduler", scheduler)
+                start("controllers", controllers)
+                start("cluster feed", feed.run())
                 yield _Scheduling(url, certificates.authority, cluster, feed)
         finally:
             await binder.aclose()
@@ -296,26 +304,40 @@ async def _scheduling(
 
 @asynccontextmanager
 async def _nodes(running: LocalCluster, *, clock: Clock, random: Random) -> AsyncIterator[None]:
-    """Every node's kubelet and agent."""
-    parts = []
-    for node in running.plan.nodes:
-        kubelet = running.kubelets[node.name]
-        parts.append(Component(f"kubelet {node.name}", kubelet.run, clock=clock, random=random))
-        if node.gpus.gpus:
-            running.agents[node.name] = _agent(running, node, clock=clock, random=random)
-            parts.append(running.agents[node.name])
-    async with _background({part.name: part.run() for part in parts}):
+    """Every node's kubelet and agent, a wave at a time: hundreds at once would time out on each other."""
+    async with _background() as start:
+
+        async def begin() -> None:
+            nodes = running.plan.nodes
+            for first in range(0, len(nodes), WAVE):
+                wave = nodes[first : first + WAVE]
+                for node in wave:
+                    kubelet = running.kubelets[node.name]
+                    part = Component(f"kubelet {node.name}", kubelet.run, clock=clock, random=random)
+                    start(part.name, part.run())
+                    if node.gpus.gpus:
+                        agent = running.agents[node.name] = _agent(running, node, clock=clock, random=random)
+                        start(agent.name, agent.run())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(WAVE_SECONDS):
+                        await running.ready(wave)
+
+        start("start of the nodes", begin())
         yield
 
 
 @asynccontextmanager
-async def _background(work: Mapping[str, Coroutine[None, None, None]]) -> AsyncIterator[None]:
-    """Run these beside the block; if one of them fails, so does the block (with an ExceptionGroup)."""
+async def _background() -> AsyncIterator[Callable[[str, Coroutine[None, None, None]], None]]:
+    """Yields a function that runs things beside the block; if one fails, so does the block (in a group)."""
     from_block: Exception | None = None
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one, name=name) for name, one in work.items()]
+        tasks: list[asyncio.Task[None]] = []
+
+        def start(name: str, work: Coroutine[None, None, None]) -> None:
+            tasks.append(group.create_task(work, name=name))
+
         try:
-            yield
+            yield start
         except Exception as error:
             from_block = error  # as it is, not in a group
         finally:
