@@ -238,17 +238,18 @@ async def test_a_pod_that_is_being_bound_is_offered_only_its_own_node(world: Wor
     assert (await world.bind(one, "n"))[0] == 200
 
 
-def test_9a13_inspect_of_an_unknown_node_is_an_answer(world: World) -> None:
-    status, body = world.extender.inspect("ghost")
+async def test_9a13_inspect_of_an_unknown_node_is_an_answer(world: World) -> None:
+    status, body = await world.extender.inspect("ghost")
     assert status == 404
     assert json.loads(body) == {"nodes": [], "error": 'node "ghost" not found'}
 
 
-def test_inspect_is_gpushares_json_in_stable_order(world: World) -> None:
+async def test_inspect_is_gpushares_json_in_stable_order(world: World) -> None:
     world.cluster.set_node(plain_node("b", 30, 2))
     world.cluster.set_node(plain_node("a", 15, 1))
     world.cluster.set_pod(pod("x", 3, node="b", index=1, phase="Running"))
-    assert json.loads(world.extender.inspect()[1]) == {
+    _, body = await world.extender.inspect()
+    assert json.loads(body) == {
         "nodes": [
             {"name": "a", "totalGPU": 15, "usedGPU": 0, "devs": [{"id": 0, "totalGPU": 15, "usedGPU": 0, "pods": []}]},
             {

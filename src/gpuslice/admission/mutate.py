@@ -8,6 +8,7 @@ a ConfigMap holds may change after admission. A pod that asks for no GPU is left
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -28,6 +29,8 @@ PROTECTED: Final = frozenset(
     }
 )
 """Variables that belong to the device plugin."""
+FIELDS: Final = ("containers", "initContainers", "ephemeralContainers")
+"""The lists of containers in a pod's spec."""
 
 
 class _EnvVar(Wire, frozen=True, gc=False):
@@ -59,54 +62,63 @@ class _Kind(Wire, frozen=True, gc=False):
 
 
 class _Request(Wire, frozen=True, gc=False):
-    uid: str = ""
     kind: _Kind = _Kind()
+    sub_resource: str = ""
     object: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Uid(Wire, frozen=True, gc=False):
+    uid: str = ""
+
+
 class _Review(Wire, frozen=True, gc=False):
-    request: _Request | None = None
+    request: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 _review = msgspec.json.Decoder(_Review)
+_uid = msgspec.json.Decoder(_Uid)
+_request = msgspec.json.Decoder(_Request)
 _pod = msgspec.json.Decoder(_Pod)
 _spec = msgspec.json.Decoder(_Spec)
 _resources = msgspec.json.Decoder(PodSpec)
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def review(body: bytes) -> bytes:
     """Answer an AdmissionReview (admission.k8s.io/v1). Raises InputError if the body is none.
 
-    A pod whose GPU request is malformed is let through unchanged: the API server or the scheduler will say
-    what is wrong with it, and nothing runs.
+    A pod whose GPU request is malformed loses its overrides and is let through: the API server or the
+    scheduler will say what is wrong with it, and nothing runs.
     """
     try:
-        request = _review.decode(body).request
-    except (msgspec.DecodeError, UnicodeError) as error:
+        raw = _review.decode(body).request
+        uid = _uid.decode(raw).uid
+    except _UNREADABLE as error:
         raise InputError(f"the body is not an AdmissionReview: {error}") from error
-    if request is None or not request.uid:
+    if not uid:
         raise InputError("the AdmissionReview has no request.uid")
-    answer: dict[str, object] = {"uid": request.uid, "allowed": True}
-    if request.kind.kind == "Pod":
-        try:
-            patch, warnings = strip_overrides(bytes(request.object))
-        except (msgspec.DecodeError, UnicodeError) as error:
-            answer["allowed"] = False
-            answer["status"] = {"code": 400, "message": f"gpuslice cannot read the pod: {error}"}
-        else:
+    answer: dict[str, object] = {"uid": uid, "allowed": True}
+    try:
+        request = _request.decode(raw)
+        if request.kind.kind == "Pod":
+            fields = ("ephemeralContainers",) if request.sub_resource == "ephemeralcontainers" else FIELDS
+            patch, warnings = strip_overrides(bytes(request.object), fields)
             if patch:
                 answer["patchType"] = "JSONPatch"
                 answer["patch"] = base64.b64encode(msgspec.json.encode(patch)).decode()
                 answer["warnings"] = warnings
+    except _UNREADABLE as error:
+        answer["allowed"] = False
+        answer["status"] = {"code": 400, "message": f"gpuslice cannot read the pod: {error}"}
     return msgspec.json.encode(
         {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
     )
 
 
-def strip_overrides(pod: bytes) -> tuple[list[dict[str, str]], list[str]]:
+def strip_overrides(pod: bytes, fields: Collection[str] = FIELDS) -> tuple[list[dict[str, str]], list[str]]:
     """The JSON patch that takes the protected variables out of a pod, and a warning for each.
 
-    Raises msgspec.DecodeError if the bytes are no pod.
+    `fields`: which lists of containers may be changed. Raises msgspec.DecodeError if the bytes are no pod.
     """
     decoded = _pod.decode(pod)
     try:
@@ -118,12 +130,9 @@ def strip_overrides(pod: bytes) -> tuple[list[dict[str, str]], list[str]]:
     patch: list[dict[str, str]] = []
     warnings: list[str] = []
     spec = _spec.decode(decoded.spec)
-    for field, containers in (
-        ("containers", spec.containers),
-        ("initContainers", spec.init_containers),
-        ("ephemeralContainers", spec.ephemeral_containers),
-    ):
-        for position, container in enumerate(containers or ()):
+    lists = (spec.containers, spec.init_containers, spec.ephemeral_containers)
+    for field, containers in zip(FIELDS, lists, strict=True):
+        for position, container in enumerate(containers or () if field in fields else ()):
             # From the last to the first, so that each removal leaves the earlier indexes right.
             for index, variable in reversed(list(enumerate(container.env or ()))):
                 if variable.name in PROTECTED:
@@ -160,7 +169,15 @@ def webhook_configuration(
                         "apiVersions": ["v1"],
                         "operations": ["CREATE"],
                         "resources": ["pods"],
-                    }
+                    },
+                    # `kubectl debug` adds containers later. Other updates of pods are none of our business:
+                    # env cannot change, and a pod older than this webhook must stay editable.
+                    {
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["UPDATE"],
+                        "resources": ["pods/ephemeralcontainers"],
+                    },
                 ],
                 "namespaceSelector": {
                     "matchExpressions": [
@@ -172,6 +189,8 @@ def webhook_configuration(
                     ]
                 },
                 "failurePolicy": "Fail",
+                # What another webhook adds after us is looked at as well.
+                "reinvocationPolicy": "IfNeeded",
                 "sideEffects": "None",
                 "admissionReviewVersions": ["v1"],
                 "timeoutSeconds": 5,

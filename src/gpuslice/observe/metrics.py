@@ -6,12 +6,9 @@ on every scrape. Here the cluster is summed up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -36,19 +33,19 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch_totals(self, read: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
-        """Export sums that are computed at scrape time: (name, help, value)."""
-        self.registry.register(_Totals(read))
+        self.gpus = self._gauge("gpuslice_cluster_gpus", "GPUs in the cluster.")
+        self.unhealthy_gpus = self._gauge("gpuslice_cluster_gpus_unhealthy", "GPUs that get no new pod.")
+        self.memory_mib = self._gauge("gpuslice_cluster_gpu_memory_mib", "GPU memory in the cluster, MiB.")
+        self.allocated_mib = self._gauge(
+            "gpuslice_cluster_gpu_memory_allocated_mib", "GPU memory that pods hold, MiB."
+        )
+        self.unknown_pods = self._gauge(
+            "gpuslice_cluster_pods_without_known_gpu", "Pods on a node whose GPU nobody recorded."
+        )
 
     def render(self) -> bytes:
         """The text that /metrics answers."""
         return generate_latest(self.registry)
 
-
-class _Totals(Collector):
-    def __init__(self, read: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        for name, explanation, value in self._read():
-            yield GaugeMetricFamily(name, explanation, value=value)
+    def _gauge(self, name: str, explanation: str) -> Gauge:
+        return Gauge(name, explanation, registry=self.registry)

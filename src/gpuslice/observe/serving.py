@@ -24,6 +24,7 @@ KEEP_ALIVE_SECONDS: Final = 120
 """Longer than Go's idle timeout of 90 s, so that the client is the one who closes."""
 RELOAD_SECONDS: Final = 10.0
 """How often the certificate files are looked at: cert-manager and kubelet replace them in place."""
+BACKLOG: Final = 2048
 
 _log = structlog.get_logger(__name__)
 
@@ -102,13 +103,15 @@ async def serving(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound TCP socket. Raises InputError with one sentence if the address is taken or unknown."""
+    """A listening TCP socket. Raises InputError with one sentence if the address is taken or unknown."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol must be named: asyncio turns Nagle's delay (40 ms per answer) off for TCP sockets only.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        # Only now is the address certainly ours: with SO_REUSEADDR two may bind it before one listens.
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from error

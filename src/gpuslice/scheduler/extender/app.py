@@ -18,14 +18,20 @@ BODY_LIMIT: Final = 256 * 1024 * 1024
 """kube-scheduler without nodeCacheCapable sends whole nodes: 62 MB for 5,000 of them."""
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
-OPEN: Final = ("/healthz", "/readyz")
-"""Routes that kubelet's probes reach without a token."""
+REVIEW_LIMIT: Final = 16 * 1024 * 1024
+"""An object has at most 1.5 MiB in etcd; a review holds two."""
+PROBES: Final = ("/healthz", "/readyz")
+OPEN: Final = (*PROBES, "/mutate")
+"""Routes that need no token: kubelet's probes and the API server's webhook calls carry none. A review
+changes nothing and reveals nothing."""
 
 Answer = tuple[int, str, bytes]
+_TOO_LARGE: Final = b"too large"
+_NO_TOKEN: Final[Answer] = (401, TEXT, b"a bearer token is required\n")
 
 
 class ExtenderApp:
-    """Routes requests to `Extender`. With a token, everything but the probes must carry it.
+    """Routes requests to `Extender`. With a token, everything that is not `OPEN` must carry it.
 
     `admission` answers AdmissionReviews on /mutate: one server is enough for a small cluster.
     """
@@ -61,45 +67,48 @@ class ExtenderApp:
         """ASGI 3."""
         if scope["type"] != "http":
             return
+        # httprouter redirects from the path with a slash at its end to the one without; we answer at once.
+        path = scope["path"].rstrip("/") or "/"
         body = b""
-        if scope["method"] == "POST":
-            read = await _body(receive)
+        admitted = self._admits(scope, path)
+        if admitted and scope["method"] == "POST":
+            # Only now: a stranger shall not make us hold 256 MiB.
+            read = await _body(receive, REVIEW_LIMIT if path == "/mutate" else BODY_LIMIT)
             if read is None:
                 return
             body = read
-        status, kind, answer = await self._answer(scope, body)
+        status, kind, answer = await self._answer(scope["method"], path, body) if admitted else _NO_TOKEN
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _answer(self, scope: Any, body: bytes) -> Answer:
-        path, method = scope["path"], scope["method"]
-        if not self._admits(scope, path):
-            return 401, TEXT, b"a bearer token is required\n"
-        if len(body) > BODY_LIMIT:
+    async def _answer(self, method: str, path: str, body: bytes) -> Answer:
+        if body is _TOO_LARGE:
             return 413, TEXT, b"the body is too large\n"
         if path in self._posts:
             return await self._posts[path](body) if method == "POST" else _not_allowed()
-        get = self._get(path)
-        if get is None:
+        if not self._knows(path):
             return 404, TEXT, b"404 page not found\n"
-        return get() if method in ("GET", "HEAD") else _not_allowed()
+        return await self._get(path) if method in ("GET", "HEAD") else _not_allowed()
 
-    def _get(self, path: str) -> Callable[[], Answer] | None:
-        """The GET route of a path."""
-        if path == self._inspect or path == f"{self._inspect}/":
-            return lambda: _json(self._extender.inspect())
-        if path.startswith(f"{self._inspect}/") and path.count("/") == self._inspect.count("/") + 1:
-            return lambda: _json(self._extender.inspect(path.rpartition("/")[2]))
-        routes: dict[str, Callable[[], Answer]] = {
-            "/version": lambda: (200, TEXT, VERSION),
-            "/healthz": lambda: (200, TEXT, b"ok"),
-            "/readyz": lambda: (
-                (200, TEXT, b"ok") if self._ready() else (503, TEXT, b"the cache is not synced")
-            ),
-            "/metrics": lambda: (200, CONTENT_TYPE, self._metrics.render()),
-        }
-        return routes.get(path)
+    def _knows(self, path: str) -> bool:
+        """Is there a GET route? Below `inspect` any one name is one."""
+        fixed = (self._inspect, "/version", "/metrics", *PROBES)
+        return path in fixed or path.rpartition("/")[0] == self._inspect
+
+    async def _get(self, path: str) -> Answer:
+        match path:
+            case "/version":
+                return 200, TEXT, VERSION
+            case "/healthz":
+                return 200, TEXT, b"ok"
+            case "/readyz":
+                return (200, TEXT, b"ok") if self._ready() else (503, TEXT, b"the cache is not synced")
+            case "/metrics":
+                return 200, CONTENT_TYPE, await self._extender.metrics()
+        node = None if path == self._inspect else path.rpartition("/")[2]
+        status, answer = await self._extender.inspect(node)
+        return status, JSON, answer
 
     def _admits(self, scope: Any, path: str) -> bool:
         if self._token is None or path in OPEN:
@@ -132,16 +141,12 @@ class ExtenderApp:
             return 400, TEXT, f"{error}\n".encode()
 
 
-def _json(answer: tuple[int, bytes]) -> Answer:
-    return answer[0], JSON, answer[1]
-
-
 def _not_allowed() -> Answer:
     return 405, TEXT, b"Method Not Allowed\n"
 
 
-async def _body(receive: Any) -> bytes | None:
-    """The whole body; None if the client went away. What is over the limit is not kept."""
+async def _body(receive: Any, limit: int) -> bytes | None:
+    """The whole body; None if the client went away, `_TOO_LARGE` in place of one over the limit."""
     pieces: list[bytes] = []
     size = 0
     more = True
@@ -151,7 +156,7 @@ async def _body(receive: Any) -> bytes | None:
             return None
         piece = message.get("body", b"")
         size += len(piece)
-        if size <= BODY_LIMIT + len(piece):
+        if size <= limit:
             pieces.append(piece)
         more = message.get("more_body", False)
-    return b"".join(pieces)
+    return b"".join(pieces) if size <= limit else _TOO_LARGE

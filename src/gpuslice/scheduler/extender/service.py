@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -52,7 +52,7 @@ async def extender(
     """Run an extender while the block runs. It listens at once and is ready once its cache is complete.
 
     Leaving the block turns /readyz to 503, finishes binds in flight, then stops. Raises InputError if the
-    address is taken or the TLS files cannot be used.
+    address is taken or the TLS files cannot be used; what goes wrong later comes as an ExceptionGroup.
     """
     metrics = Metrics()
     feed = ClusterFeed(client, cluster, clock=clock, random=random)
@@ -71,25 +71,22 @@ async def extender(
         token=token,
         admission=admission,
     )
-    metrics.watch_totals(lambda: _totals(cluster))
-    # The server is the innermost, so that what it needs outlives the last request.
-    tasks = [
-        asyncio.create_task(feed.run(), name="cluster feed"),
-        asyncio.create_task(binder.run(), name="binder audit"),
-        asyncio.create_task(recorder.run(), name="events"),
-        asyncio.create_task(preemption.run(), name="preemption"),
-        asyncio.create_task(_settle(feed), name="freeze"),
-    ]
     try:
-        async with serving(app, host=host, port=port, clock=clock, tls=tls) as (bound_host, bound_port):
+        # In one group: if a part fails, the process ends instead of answering from a cache that stands still.
+        # The server ends after them, once the binds in flight are answered.
+        async with (
+            serving(app, host=host, port=port, clock=clock, tls=tls) as (bound_host, bound_port),
+            asyncio.TaskGroup() as group,
+        ):
+            parts = (feed.run(), binder.run(), recorder.run(), preemption.run(), _settle(feed))
+            tasks = [group.create_task(part) for part in parts]
             try:
                 yield Listening(bound_host, bound_port, cluster, feed, binder)
             finally:
                 stopping = True
+                for task in tasks:
+                    task.cancel()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await binder.aclose()
 
 
@@ -98,18 +95,3 @@ async def _settle(feed: ClusterFeed) -> None:
     await feed.wait_synced()
     gc.collect()
     gc.freeze()
-
-
-def _totals(cluster: Cluster) -> Iterable[tuple[str, str, int]]:
-    total = used = gpus = unhealthy = pending = 0
-    for view in cluster.snapshots():
-        gpus += len(view.gpus)
-        unhealthy += sum(not gpu.healthy for gpu in view.gpus)
-        total += sum(gpu.total_mib for gpu in view.gpus)
-        used += sum(gpu.used_mib for gpu in view.gpus)
-        pending += len(view.pending)
-    yield "gpuslice_cluster_gpus", "GPUs in the cluster.", gpus
-    yield "gpuslice_cluster_gpus_unhealthy", "GPUs that get no new pod.", unhealthy
-    yield "gpuslice_cluster_gpu_memory_mib", "GPU memory in the cluster, MiB.", total
-    yield "gpuslice_cluster_gpu_memory_allocated_mib", "GPU memory that pods hold, MiB.", used
-    yield "gpuslice_cluster_pods_without_known_gpu", "Pods on a node whose GPU nobody recorded.", pending
