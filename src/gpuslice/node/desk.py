@@ -155,7 +155,7 @@ class Desk:
             self.publisher.check([identity.pod.uid])
         except (Unavailable, ApiError, TimeoutError):
             self.publisher.check([identity.pod.uid])
-        self.publisher.check({h.owner.uid for h in self.ledger.held() if h.owner})
+        self.publisher.check(self.ledger.take_touched())
         try:
             self._folders.write(ids, self._content(identity))
         except OSError as error:

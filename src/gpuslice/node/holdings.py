@@ -85,15 +85,16 @@ def wishes(
     The kubelet admits one pod at a time and its containers in order, so the next container of the pod it is
     at (`current`, a uid) is likeliest; then the pods by the time of their bind, and of each pod the first.
     """
-    owned = {holding.owner for holding in held}
+    owned = {(h.owner.uid, h.owner.container) for h in held if h.owner is not None}
     found: list[tuple[tuple[bool, bool, bool, int, str], Wish]] = []
     for pod in pods.values():
-        if not pod.alive:
+        containers = pod.request.containers
+        if not pod.alive or all(amount(container, resource) != size for container in containers):
             continue
         waiting = [
             (position, container)
-            for position, container in enumerate(pod.request.containers)
-            if Owner(pod.uid, container.name) not in owned
+            for position, container in enumerate(containers)
+            if (pod.uid, container.name) not in owned
         ]
         for position, container in waiting:
             if amount(container, resource) == size:

@@ -50,6 +50,7 @@ class Ledger:
         self._serial = 0
         self._current = ""
         self._plans: dict[Owner, tuple[str, ...]] = {}
+        self._touched: set[str] = set()
         self._over: list[Held] = []
         self._preferred: tuple[str, frozenset[str], Owner | None] = ("", frozenset(), None)
 
@@ -64,6 +65,11 @@ class Ledger:
     def held(self) -> list[Held]:
         """Everything that is given out, in the order of the kubelet's calls."""
         return list(self._held.values())
+
+    def take_touched(self) -> set[str]:
+        """Uids of the pods of which something else is known than when this was last asked."""
+        touched, self._touched = self._touched, set()
+        return touched
 
     def planned(self, pod: NodePod) -> Allocation | None:
         """Where a pod's containers are meant to be: the scheduler's plan with the parts that were swapped."""
@@ -202,16 +208,22 @@ class Ledger:
         listing = list(listing)
         pods = self._replanned(pods)
         by_key = {pod.key: pod for pod in pods.values()}
+        settled = {(h.resource, h.ids): h.owner for h in self._held.values() if h.certain}
         for entry in listing:
             pod = by_key.get(f"{entry.namespace}/{entry.name}")
             for container in entry.containers:
                 for resource in RESOURCES:
                     ids = container.ids(resource)
+                    known = settled.get((resource, ids)) if ids and pod else None
+                    if pod and known is not None and known == Owner(pod.uid, container.name):
+                        continue
                     if ids:
                         asked = pod.request.container(container.name) if pod else None
                         fits = asked is not None and amount(asked, resource) == len(ids)
                         owner = Owner(pod.uid, container.name) if pod and fits else None
                         self._learn_one(resource, ids, owner, pods, now)
+        if all(holding.certain for holding in self._held.values()):
+            return
         for entry in listing:
             pod = by_key.get(f"{entry.namespace}/{entry.name}")
             if pod is not None:
@@ -387,9 +399,12 @@ class Ledger:
     def _learn_inits(self, entry: PodResources, pod: NodePod) -> None:
         """Ids of which a pod's containers hold some, and which are not theirs, were its init container's."""
         for resource in RESOURCES:
+            unsure = [h for h in self._held.values() if h.resource == resource and not h.certain]
+            if not unsure:
+                continue
             theirs = frozenset().union(*(c.ids(resource) for c in entry.containers))
-            for holding in self.held():
-                if holding.resource != resource or holding.certain or not holding.ids & theirs:
+            for holding in unsure:
+                if not holding.ids & theirs:
                     continue
                 for container in pod.request.containers:
                     owner = Owner(pod.uid, container.name)
@@ -503,6 +518,7 @@ class Ledger:
             return
         plan = pods[owner.uid].planned
         self._plans[former] = tuple(grant.gpu for grant in plan.of(owner.container)) if plan else ()
+        self._touched.add(former.uid)
 
     def _replanned(self, pods: Mapping[str, NodePod]) -> Mapping[str, NodePod]:
         """The pods with the plans as they are now."""
@@ -525,6 +541,7 @@ class Ledger:
 
     def _change(self, holding: Held, owner: Owner | None, *, certain: bool) -> None:
         self._held[holding.serial] = replace(holding, owner=owner, certain=certain)
+        self._touched |= {one.uid for one in (holding.owner, owner) if one is not None}
 
     def _write(
         self,
@@ -539,6 +556,8 @@ class Ledger:
         self._serial += 1
         written = Held(self._serial, resource, ids, gpus, owner, certain, self.calls, now)
         self._held[written.serial] = written
+        if owner is not None:
+            self._touched.add(owner.uid)
         return written
 
     def _whose(self, holding: Held, pods: Mapping[str, NodePod]) -> str:
