@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -23,12 +23,16 @@ from gpuslice.scheduler.extender.handlers import Extender
 
 
 class Pods:
-    """An API server that knows pods and bindings only."""
+    """An API server that knows pods and bindings only; everything else is an empty list."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, object]] = {}
         self.bindings: list[dict[str, object]] = []
+        self.listed: list[str] = []
         self.reads = 0
+        self.writes = 0
+        self.at_once = 0
+        self.most_at_once = 0
 
     def add(self, one: Pod) -> None:
         self.objects[one.name] = json.loads(msgspec.json.encode(one))
@@ -42,7 +46,14 @@ class Pods:
         body: bytes | None = None,
         content_type: str = "",
     ) -> Response:
+        self.writes += method != "GET"
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(0)
+        self.at_once -= 1
+        if method == "GET" and path.endswith(("/nodes", "/pods", "/configmaps")):
+            self.listed.append(path)
+            return Response(200, b'{"metadata":{"resourceVersion":"1"},"items":[]}')
         name = path.split("/")[6]
         found = self.objects.get(name)
         if found is None:
@@ -53,18 +64,25 @@ class Pods:
         self.reads += 1
         return Response(200, json.dumps(found).encode())
 
-    def stream(
+    @asynccontextmanager
+    async def stream(
         self, path: str, *, query: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[tuple[int, AsyncIterator[bytes]]]:
-        raise NotImplementedError
+    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        await asyncio.Event().wait()
+        yield 200, _no_lines()
 
     async def aclose(self) -> None:
         """Nothing to give back."""
 
 
+async def _no_lines() -> AsyncIterator[bytes]:
+    for line in ():
+        yield line
+
+
 class World:
     def __init__(self) -> None:
-        clock = StoppedClock()
+        self.clock = clock = StoppedClock()
         self.cluster = Cluster(clock=clock)
         self.api = Pods()
         client = Client(self.api)
@@ -154,6 +172,21 @@ def test_malformed_bodies_get_one_sentence(world: World, body: bytes, error: str
     answer = json.loads(world.extender.filter(body))
     assert str(answer["Error"]).startswith(error)
     assert answer["NodeNames"] is None
+
+
+def test_keys_in_mixed_casing_are_understood(world: World) -> None:
+    """Go prefers the exact key and takes any other casing: one request may mix them."""
+    world.cluster.set_node(plain_node("n", 30, 2))
+    body = msgspec.json.encode({"Pod": pod("a", 5), "nodeNames": ["n"], "nodes": None})
+    assert json.loads(world.extender.filter(body))["NodeNames"] == ["n"]
+
+
+async def test_bind_understands_any_casing(world: World) -> None:
+    world.cluster.set_node(plain_node("n", 30, 2))
+    one = with_version(pod("a", 5))
+    world.api.add(one)
+    body = {"podName": "a", "PodNamespace": "default", "poduid": "uid-a", "node": "n"}
+    assert await world.extender.bind(json.dumps(body).encode()) == (200, b'{"Error":""}')
 
 
 def test_a_bad_quantity_is_named(world: World) -> None:
