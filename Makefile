@@ -2,14 +2,17 @@
 # Another interpreter: make test PYTHON=python3.13
 
 PYTHON ?= python3
+# A shim of pyenv answers only for the version that is selected: look where pyenv keeps the interpreters, too.
+INTERPRETER := $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || ls -d "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/*/bin/$(PYTHON) 2>/dev/null | tail -n 1)
 UV_VERSION := 0.13.8
 # The tool that installs lives beside what it installs, so that nothing outside this folder changes.
 TOOLS := .venv-uv
 UV := $(TOOLS)/bin/uv
-VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VERSION := $(if $(INTERPRETER),$(shell $(INTERPRETER) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 VENV := $(if $(filter 3.11,$(VERSION)),.venv,.venv-$(VERSION))
 BIN := $(VENV)/bin
 export UV_PROJECT_ENVIRONMENT := $(VENV)
+unexport VIRTUAL_ENV
 # Tests run the newest kubectl that the registries have; see tools/kubectl.py.
 TEST_ARGS ?= -n 2
 
@@ -20,12 +23,13 @@ help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
 
 $(UV):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpuslice needs Python 3.11 or newer; choose one with PYTHON=..." >&2; exit 1; }
-	@$(PYTHON) -m venv $(TOOLS)
+	@$(INTERPRETER) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpuslice needs Python 3.11 or newer; choose one with PYTHON=..." >&2; exit 1; }
+	@$(INTERPRETER) -m venv $(TOOLS)
 	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 $(VENV)/.ready: $(UV) pyproject.toml uv.lock
-	@$(UV) sync --quiet --frozen --python $(PYTHON)
+	@test -n "$(INTERPRETER)" || { echo "there is no $(PYTHON) here; choose another with PYTHON=..." >&2; exit 1; }
+	@$(UV) sync --quiet --frozen --no-python-downloads --python $(INTERPRETER)
 	@touch $@
 
 demo: $(VENV)/.ready ## Start a cluster in one process, share its GPUs, check what happened, end

@@ -47,6 +47,7 @@ def issue(clock: Clock, *, addresses: tuple[str, ...] = ("127.0.0.1", "::1")) ->
     authority = (
         builder(ca_name, ca_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
@@ -55,6 +56,7 @@ def issue(clock: Clock, *, addresses: tuple[str, ...] = ("127.0.0.1", "::1")) ->
     serving = (
         builder(name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(
@@ -67,4 +69,19 @@ def issue(clock: Clock, *, addresses: tuple[str, ...] = ("127.0.0.1", "::1")) ->
         authority.public_bytes(pem),
         serving.public_bytes(pem),
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    """What the key is for: clients that follow RFC 5280 to the letter (Python 3.13) insist on it."""
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
     )
