@@ -16,7 +16,7 @@ from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest
 from gpuslice.scheduler.facts import PodFacts, read_pod
 from gpuslice.scheduler.nodes import NodeTable
-from gpuslice.units import MemoryUnit
+from gpuslice.units import GIB, MemoryUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,12 @@ def _say_grant(grant: Grant, node: str, cluster: Cluster) -> str:
     gpu = next((gpu for gpu in view.gpus if gpu.uuid == grant.gpu), None) if view else None
     if gpu is None or view is None:
         return f"container {grant.container}: GPU {grant.gpu}, which the node no longer has"
-    amount = "all" if grant.whole else _size(grant.mib)
+    amount = "all" if grant.whole else _size(grant.mib, view.unit)
     others = len({share.uid for share in gpu.pods}) - 1
     beside = f", shared with {others} other pod{'s' if others > 1 else ''}" if others > 0 else ""
     return (
         f"container {grant.container}: {amount} of GPU{gpu.index} {gpu.model} ({gpu.uuid}); "
-        f"{_size(gpu.used_mib)} of {_size(gpu.total_mib)} are taken{beside}"
+        f"{_size(gpu.used_mib, view.unit)} of {_size(gpu.total_mib, view.unit)} are taken{beside}"
     )
 
 
@@ -167,7 +167,7 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
     fitting = [room for room in rooms if room.healthy and room.free_mib >= min(mine.values())]
     if len(fitting) == len(chosen):
         return "no other GPU of the node has the room"
-    free = ", ".join(f"{_size(room.free_mib)} free on GPU{room.index}" for room in chosen)
+    free = ", ".join(f"{_size(room.free_mib, gpus.unit)} free on GPU{room.index}" for room in chosen)
     if cluster.policy is Policy.BINPACK:
         return f"binpack: the tightest fit ({free} without this pod), so that larger rooms stay whole"
     return f"spread: the emptiest GPU ({free} without this pod)"
@@ -202,7 +202,10 @@ def _node_verdict(request: PodRequest, name: str, against: Sequence[str], cluste
     view = cluster.snapshot(name)
     if view is not None and view.problem:
         against = [*against, view.problem]
-    sentence = "; ".join([*against, *([] if verdict.ok else [_with_numbers(verdict)])]) or "fits"
+    sentence = (
+        "; ".join([*against, *([] if verdict.ok else [_with_numbers(verdict, gpus.unit if gpus else GIB)])])
+        or "fits"
+    )
     ok = verdict.ok and not against
     code = verdict.code if ok or not verdict.ok else None
     if gpus is None:
@@ -219,11 +222,13 @@ def _node_verdict(request: PodRequest, name: str, against: Sequence[str], cluste
     )
 
 
-def _with_numbers(verdict: Verdict) -> str:
+def _with_numbers(verdict: Verdict, unit: MemoryUnit) -> str:
     numbers = verdict.numbers
     if "wanted_mib" in numbers:
-        free = _size(max(0, numbers["largest_free_mib"]))
-        return f"{verdict.message} (wanted {_size(numbers['wanted_mib'])}, at most {free} free on one GPU)"
+        free = _size(max(0, numbers["largest_free_mib"]), unit)
+        return (
+            f"{verdict.message} (wanted {_size(numbers['wanted_mib'], unit)}, at most {free} free on one GPU)"
+        )
     if "wanted" in numbers:
         return f"{verdict.message} (wanted {numbers['wanted']}, free {numbers.get('free', 0)})"
     return verdict.message
@@ -233,7 +238,7 @@ def _gpu_verdict(
     request: PodRequest, room: GpuRoom, unit: MemoryUnit, gpu: Gpu | None, favourites: Sequence[str]
 ) -> GpuVerdict:
     assert gpu is not None
-    free = f"{_size(room.free_mib)} of {_size(room.total_mib)} free"
+    free = f"{_size(room.free_mib, unit)} of {_size(room.total_mib, unit)} free"
     alone = place(request, unit, [room])
     if isinstance(alone, Allocation):
         best = room.uuid in favourites
@@ -251,5 +256,6 @@ def _gpu_verdict(
     return GpuVerdict(gpu, room.free_mib, False, alone.code, f"too little room, {free}")
 
 
-def _size(mib: int) -> str:
-    return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
+def _size(mib: int, unit: MemoryUnit) -> str:
+    """In whole units, as it can be asked for: what is left over of a GPU cannot be given away."""
+    return unit.say(unit.units_in(mib))

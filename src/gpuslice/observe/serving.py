@@ -135,6 +135,9 @@ async def _reload(context: ssl.SSLContext, tls: Tls, clock: Clock) -> None:
         if now in (seen, None):
             continue
         try:
+            # First into a context that nobody uses: one that fails is left with the new certificate and the
+            # old key, and no handshake succeeds any more.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key)
             context.load_cert_chain(tls.cert, tls.key)
         except (OSError, ssl.SSLError) as error:
             # Files are replaced one after the other: a pair that does not match yet is tried again.

@@ -31,13 +31,18 @@ class Database:
     def __init__(self, path: Path, store: Store) -> None:
         """Open or create the file. Raises InputError if it is no database of ours."""
         self._store = store
+        problem = f"{path} cannot be used as the cluster's database"
         try:
             self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise InputError(f"{problem}: {error}") from error
+        try:
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.executescript(_SCHEMA)
         except sqlite3.Error as error:
-            raise InputError(f"{path} cannot be used as the cluster's database: {error}") from error
+            self._file.close()
+            raise InputError(f"{problem}: {error}") from error
         self._reserved = 0
 
     def load(self) -> bool:
