@@ -73,17 +73,23 @@ async def agent(kubeconfig: Path | None, node: str, devices: Path, kubelet_dir: 
     from gpuslice.node.simulated import SimulatedBackend
 
     setup()
+    clock = SystemClock()
     gpus = DevicesFile.load(devices).inventory(node)
-    async with connected(kubeconfig) as client:
-        await Agent(
+    backend = SimulatedBackend(gpus.gpus)
+    async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
+        group.create_task(
+            backend.follow(devices, lambda path: DevicesFile.load(path).inventory(node).gpus, clock=clock)
+        )
+        running = Agent(
             client,
             node,
-            SimulatedBackend(gpus.gpus),
+            backend,
             kubelet_dir=kubelet_dir,
             unit=gpus.unit,
-            clock=SystemClock(),
+            clock=clock,
             random=_random.random,
-        ).run()
+        )
+        group.create_task(running.run())
 
 
 def _read_token(path: Path) -> str:

@@ -26,6 +26,8 @@ from gpuslice.observe.serving import KEEP_ALIVE_SECONDS, listen
 
 SHUTDOWN_SECONDS = 1
 """How long a client that does not read may hold up the end."""
+CLOSE_SECONDS = 0.02
+"""How often watches that were opened during the shutdown are ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,10 @@ async def serving(
         yield endpoint
     finally:
         running.should_exit = True
-        server.close_watches()
+        while not task.done():
+            # Clients watch again as long as the server still takes requests.
+            server.close_watches()
+            await asyncio.wait((task,), timeout=CLOSE_SECONDS)
         await task
         listener.close()
 
