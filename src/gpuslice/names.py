@@ -42,6 +42,9 @@ SHARES_ACROSS: Final = "gpuslice.io/gpus-per-container"
 BIND_FENCE: Final = "gpuslice.io/bind-fence"
 """Written to a pod whose binding was lost on its way, so that it cannot arrive any more: when that was."""
 
+WOKEN: Final = "gpuslice.io/woken"
+"""Written to a waiting pod so that kube-scheduler tries it again: when that was."""
+
 # --- node annotations and labels ----------------------------------------------------------------
 NODE_GPUS: Final = "gpuslice.io/gpus"
 """JSON list of the node's GPUs, published by the agent (`devices.inventory`)."""

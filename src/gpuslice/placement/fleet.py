@@ -42,6 +42,7 @@ _NUMBER = {code: number for number, code in enumerate(CODES)}
 NO_NODE = 0
 """The row that stands for every unknown name: always empty."""
 _LEAST = -(2**31)
+_NEVER = 2**40
 UNLIMITED = MAX_UNITS
 """Allocatable of a node that states none: only the GPUs themselves limit it."""
 
@@ -202,34 +203,38 @@ class Fleet:
         return outcome
 
     def scores(self, request: PodRequest, nodes: Sequence[str], policy: Policy) -> list[int]:
-        """0..1000 for each node that fits, higher is better; what does not fit is 0.
+        """0..1000 for each node that fits, higher is better. See `score_rows`."""
+        return [int(score) for score in self.score_rows(request, self.rows(nodes), policy)]
+
+    def score_rows(self, request: PodRequest, rows: Rows, policy: Policy) -> npt.NDArray[np.int64]:
+        """0..1000 for each of these rows, whose nodes fit; higher is better.
 
         binpack: how tightly the pod fills the GPU it would get (four fifths), then how full the node is.
         spread: how much of the node would stay free.
         """
-        rows = self.rows(nodes)
-        present = self._present[:, rows] & self._healthy[:, rows]
-        total = np.where(present, self._total[:, rows], 0).astype(np.int64)
-        free = np.where(present, self._free[:, rows], 0).astype(np.int64)
-        sum_total = np.maximum(total.sum(axis=0), 1)
-        sum_free = free.sum(axis=0)
+        usable = self._healthy[:, rows]
+        total, free = self._total[:, rows], self._free[:, rows]
+        sum_total = np.maximum((total * usable).sum(axis=0, dtype=np.int64), 1)
+        sum_free = (free * usable).sum(axis=0, dtype=np.int64)
         taken = self._unit[rows].astype(np.int64) * request.units
         if request.whole:
-            gpu_count = np.maximum(present.sum(axis=0), 1)
+            gpu_count = np.maximum(usable.sum(axis=0), 1)
             taken = taken + request.whole * sum_total // gpu_count
+        stays_free: npt.NDArray[np.int64] = np.clip((sum_free - taken) * 1000 // sum_total, 0, 1000)
+        if policy is Policy.SPREAD:
+            return stays_free
+        if request.whole:
             leftover = (self._untouched[rows] - request.whole) * 1000 // gpu_count
         else:
-            need = taken
+            need = self._unit[rows].astype(np.int64) * request.units
             if not _together(request):
                 need = self._unit[rows].astype(np.int64) * max(c.units_per_gpu for c in request.shares)
-            remainder = np.where(present & (free >= need), (free - need) * 1000 // np.maximum(total, 1), 1000)
-            leftover = remainder.min(axis=0)
-        stays_free = np.clip((sum_free - taken) * 1000 // sum_total, 0, 1000)
-        if policy is Policy.SPREAD:
-            scores = stays_free
-        else:
-            scores = (4 * (1000 - np.clip(leftover, 0, 1000)) + (1000 - stays_free)) // 5
-        return [int(score) for score in scores]
+            left = np.where(usable & (free >= need), free - need, _NEVER)
+            tightest = left.argmin(axis=0)
+            column = np.arange(len(rows))
+            leftover = left[tightest, column] * 1000 // np.maximum(total[tightest, column], 1)
+        scores: npt.NDArray[np.int64] = (4 * (1000 - np.clip(leftover, 0, 1000)) + (1000 - stays_free)) // 5
+        return scores
 
     # --- inside -----------------------------------------------------------------------------------
     def _refuse_shares(self, request: PodRequest, refuse: Refuse, end: int) -> None:

@@ -110,8 +110,8 @@ class Cycle:
 
     def _scores(self, demand: Demand, answers: Answers, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
         if demand.request:
-            names = self._table.names[rows].tolist()
-            scores = np.asarray(self._cluster.scores(demand.request, names), np.int64) // 10
+            fleet, policy = self._cluster.fleet, self._cluster.policy
+            scores = fleet.score_rows(demand.request, self._gpu_rows[rows], policy) // 10
         else:
             scores = self._table.spare(demand.footprint, rows)
         weights, soft = answers.weights[rows].astype(np.int64), answers.soft[rows].astype(np.int64)

@@ -20,7 +20,7 @@ from gpuslice.errors import ApiError, GpuSliceError, InputError, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Pod
 from gpuslice.observe.metrics import Metrics
-from gpuslice.placement.fleet import CODES
+from gpuslice.placement.fleet import CODES, Codes
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.pod import PodRequest
 from gpuslice.scheduler.binder import Binder
@@ -40,6 +40,7 @@ class Extender:
     """The verbs of one extender. The decisions are synchronous: they see one state of the cluster.
 
     `kept` names those of some nodes whose room is kept for a pod more important than the one that asks.
+    `refused` is told of every pod that the engine lets on none of its nodes.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Extender:
         metrics: Metrics,
         *,
         kept: Callable[[Pod, Sequence[str]], Collection[str]] = lambda _pod, _nodes: (),
+        refused: Callable[[Pod, PodRequest, list[str], Codes], None] = lambda *_: None,
     ) -> None:
         self._kept = kept
+        self._refused = refused
         self._cluster = cluster
         self._client = client
         self._binder = binder
@@ -88,6 +91,8 @@ class Extender:
             codes[[index for index, name in enumerate(nodes.names) if name == record.node]] = 0
         elif request:
             codes = self._cluster.fleet.codes(request)[nodes.rows]
+            if codes.all():
+                self._refused(pod, request, nodes.names, codes)
             for name in self._kept(pod, nodes.names):
                 codes[nodes.names.index(name)] = _KEPT
         else:

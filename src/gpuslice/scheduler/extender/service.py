@@ -19,6 +19,7 @@ from gpuslice.observe.serving import Tls, serving
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.extender.app import ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
+from gpuslice.scheduler.extender.waking import Waker
 from gpuslice.scheduler.preemption_controller import PreemptionController
 
 COMPONENT = "gpuslice-extender"
@@ -62,9 +63,10 @@ async def extender(
     preemption = PreemptionController(
         client, cluster, feed, skip=(SCHEDULER_NAME,), clock=clock, recorder=recorder
     )
+    waker = Waker(client, cluster, feed, clock=clock)
     stopping = False
     app = ExtenderApp(
-        Extender(cluster, client, binder, metrics, kept=preemption.kept),
+        Extender(cluster, client, binder, metrics, kept=preemption.kept, refused=waker.refused),
         metrics,
         clock=clock,
         ready=lambda: feed.synced and not stopping,
@@ -78,7 +80,7 @@ async def extender(
             serving(app, host=host, port=port, clock=clock, tls=tls) as (bound_host, bound_port),
             asyncio.TaskGroup() as group,
         ):
-            parts = (feed.run(), binder.run(), recorder.run(), preemption.run(), _settle(feed))
+            parts = (feed.run(), binder.run(), recorder.run(), preemption.run(), waker.run(), _settle(feed))
             tasks = [group.create_task(part) for part in parts]
             try:
                 yield Listening(bound_host, bound_port, cluster, feed, binder)
