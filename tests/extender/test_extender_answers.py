@@ -28,6 +28,7 @@ class Pods:
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, object]] = {}
         self.bindings: list[dict[str, object]] = []
+        self.patches: asyncio.Queue[tuple[str, dict[str, object]]] = asyncio.Queue()
         self.listed: list[str] = []
         self.reads = 0
         self.writes = 0
@@ -61,6 +62,9 @@ class Pods:
         if method == "POST" and body is not None:
             self.bindings.append(json.loads(body))
             return Response(201, b"{}")
+        if method == "PATCH" and body is not None:
+            self.patches.put_nowait((name, json.loads(body)))
+            return Response(200, json.dumps(found).encode())
         self.reads += 1
         return Response(200, json.dumps(found).encode())
 
