@@ -47,7 +47,16 @@ async def test_a_signal_ends_everything_and_leaves_nothing_behind(tmp_path: Path
         _, errors = await process.communicate()
     assert (process.returncode, errors.decode()) == (0, "")
     assert not folder.exists()
-    assert not kubeconfig.exists()
+    assert not kubeconfig.parent.exists()
+
+
+def test_a_kubeconfig_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InputError, match=r"cannot be written: .*choose another"),
+        reserved(tmp_path / "file" / "k"),
+    ):
+        pass
 
 
 def test_a_foreign_kubeconfig_is_never_overwritten(tmp_path: Path) -> None:

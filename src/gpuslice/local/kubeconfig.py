@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,8 @@ NAME = "gpuslice"
 def reserved(path: Path) -> Iterator[Path]:
     """A place for the kubeconfig while the block runs; what is there at the end, if it is ours, is removed.
 
-    Raises InputError if the place holds a file that is not ours or whose cluster still runs.
+    Raises InputError if the place holds a file that is not ours or whose cluster still runs, or if it cannot
+    be written.
     """
     found = _read(path)
     if found is not None:
@@ -34,18 +36,36 @@ def reserved(path: Path) -> Iterator[Path]:
             raise InputError(
                 f"{path} belongs to a cluster that runs at {server}; choose another --kubeconfig"
             )
+    made = _make_folder(path)
     try:
         yield path
     finally:
         if _server(_read(path)) is not None:
             path.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # somebody has put something there
+                folder.rmdir()
+
+
+def _make_folder(path: Path) -> list[Path]:
+    """Make the file's folder; returns what was made, innermost first. Raises InputError."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}; choose another --kubeconfig"
+        ) from error
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path} cannot be written: the folder is read-only; choose another --kubeconfig")
+    return missing
 
 
 def _read(path: Path) -> object:
     """The file's content; None if there is no file."""
     try:
         return yaml.safe_load(path.read_text()) or {}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
