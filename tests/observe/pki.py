@@ -13,6 +13,18 @@ from cryptography.x509.oid import NameOID
 
 from gpuslice.observe.serving import Tls
 
+_SIGNS = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 class Authority:
     """Signs certificates, in PEM files below a folder."""
@@ -24,6 +36,10 @@ class Authority:
         self._name = _name(name)
         constraints = x509.BasicConstraints(ca=True, path_length=0)
         builder = self._builder(self._name, self._key).add_extension(constraints, critical=True)
+        # Python 3.13 checks certificates by the letter of RFC 5280.
+        builder = builder.add_extension(_SIGNS, critical=True).add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False
+        )
         self.file.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
     def issue(self, name: str, *, files: Tls | None = None) -> Tls:
@@ -31,6 +47,9 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         builder = self._builder(_name(name), key).add_extension(alternative, critical=False)
+        builder = builder.add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+        )
         files = files or Tls(self.folder / f"{name}.crt", self.folder / f"{name}.key")
         files.cert.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
         files.key.write_bytes(
