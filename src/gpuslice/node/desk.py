@@ -72,6 +72,8 @@ class Desk:
         self._folders = folders
         self._isolation_disabled = isolation_disabled
         self._clock = clock
+        self._this_list: asyncio.Task[Sequence[PodResources]] | None = None
+        self._next_list: asyncio.Task[Sequence[PodResources]] | None = None
 
     # --- what is known ----------------------------------------------------------------------------
     def set_pod(self, pod: Pod) -> None:
@@ -138,7 +140,7 @@ class Desk:
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
         try:
-            listing = await self._kubelet.list(timeout=LIST_SECONDS)
+            listing = await self._list()
         except RpcError as error:
             raise RpcError(
                 RpcCode.UNAVAILABLE, f"kubelet's pod-resources do not say whose container starts: {error}"
@@ -178,6 +180,21 @@ class Desk:
         self._folders.sweep((h.ids for h in self.ledger.held()), self.pods.keys())
 
     # --- inside -----------------------------------------------------------------------------------
+    async def _list(self) -> Sequence[PodResources]:
+        """What kubelet lists, asked for after this call began. Containers that start together share one."""
+        if self._next_list is None:
+            self._next_list = asyncio.create_task(self._list_after(self._this_list))
+        return await asyncio.shield(self._next_list)
+
+    async def _list_after(
+        self, earlier: asyncio.Task[Sequence[PodResources]] | None
+    ) -> Sequence[PodResources]:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        # From here on the answer may be older than a call that comes now.
+        self._this_list, self._next_list = self._next_list, None
+        return await self._kubelet.list(timeout=LIST_SECONDS)
+
     async def _identify(self, resource: str, ids: Sequence[str], listing: Sequence[PodResources]) -> Identity:
         outcome = self._ask(resource, ids, listing, fresh=False)
         if isinstance(outcome, Unsure):

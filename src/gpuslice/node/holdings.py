@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -86,10 +87,12 @@ def wishes(
     at (`current`, a uid) is likeliest; then the pods by the time of their bind, and of each pod the first.
     """
     owned = {(h.owner.uid, h.owner.container) for h in held if h.owner is not None}
+    served = Counter(uid for uid, _ in owned)
     found: list[tuple[tuple[bool, bool, bool, int, str], Wish]] = []
     for pod in pods.values():
         containers = pod.request.containers
-        if not pod.alive or all(amount(container, resource) != size for container in containers):
+        # Most pods of a node have all they asked for: this must cost nothing for them.
+        if served[pod.uid] >= len(containers) or not pod.alive:
             continue
         waiting = [
             (position, container)
