@@ -1,0 +1,162 @@
+"""One program of the cluster that can be started, stopped, killed and frozen; and the cgroup that holds them all.
+
+Everything a cluster starts, down to the containers and their shims, lives in one cgroup. So clean-up needs no list of
+pids that could be stale: what is in the cgroup belongs to the cluster, whoever started it, even after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .waiting import wait
+
+CGROUPS = Path("/sys/fs/cgroup")
+# kubelet's pods need these; enabled by hand only where cgroups are version 2.
+CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids")
+
+
+class Cgroup:
+    """A cgroup in every hierarchy of version 1, or the one of version 2."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._unified = (CGROUPS / "cgroup.controllers").exists()
+
+    def _folders(self) -> list[Path]:
+        if self._unified:
+            return [CGROUPS / self.path]
+        return [hierarchy / self.path for hierarchy in CGROUPS.iterdir() if (hierarchy / "cgroup.procs").exists()]
+
+    @property
+    def _members(self) -> Path:
+        return CGROUPS / ("" if self._unified else "pids") / self.path
+
+    def create(self) -> None:
+        """Make the folders; a kubelet refuses a cgroup root that lacks a controller."""
+        for folder in self._folders():
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._unified:
+                for above in reversed(folder.parents[: len(Path(self.path).parts)]):
+                    (above / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS))
+            if (folder / "cpuset.cpus").exists() and not self._unified:
+                for above in [*reversed(folder.parents[: len(Path(self.path).parts) - 1]), folder]:
+                    for name in ("cpuset.cpus", "cpuset.mems"):
+                        (above / name).write_text((above.parent / name).read_text())
+
+    def add_self(self) -> None:
+        """Move the calling process in (between fork and exec)."""
+        (self._members / "cgroup.procs").write_text(str(os.getpid()))
+
+    def processes(self) -> list[int]:
+        found: list[int] = []
+        for listing in self._members.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                found += [int(line) for line in listing.read_text().split()]
+        return found
+
+    def destroy(self) -> None:
+        """Kill everything inside, then remove the folders. Nothing to do is fine."""
+
+        def emptied() -> bool:
+            inside = self.processes()
+            for pid in inside:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not inside
+
+        wait(emptied, 30, f"the processes of cgroup {self.path} to die")
+        wait(self._removed, 10, f"the folders of cgroup {self.path} to go")
+
+    def _removed(self) -> bool:
+        for top in self._folders():
+            for folder, _, _ in os.walk(top, topdown=False):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(folder).rmdir()
+        return True
+
+
+@dataclass
+class Process:
+    """A component and its log. `command` is asked at each start, so that a test can change what it answers."""
+
+    name: str
+    command: Callable[[], Sequence[str]]
+    log: Path
+    cgroup: Cgroup
+    environment: Mapping[str, str] = field(default_factory=dict)
+    _popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        if self.running:
+            return
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+                # A session of its own: Ctrl-C reaches the tests, and these decide in which order things end.
+                start_new_session=True,
+                preexec_fn=self.cgroup.add_self,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._popen is not None and self._popen.poll() is None
+
+    @property
+    def failed(self) -> str:
+        """A sentence if it ended without being asked to, else ""."""
+        if self._popen is None or self._popen.poll() is None:
+            return ""
+        return f"{self.name} ended by itself with status {self._popen.returncode}"
+
+    @property
+    def pid(self) -> int:
+        assert self._popen is not None, f"{self.name} is not running"
+        return self._popen.pid
+
+    def stop(self, timeout: float = 15) -> None:
+        """End it in order (SIGTERM); what takes longer than `timeout` seconds is killed."""
+        self._end(signal.SIGTERM, timeout)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._end(signal.SIGKILL, 15)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """Let it hang: connections are accepted by the kernel and never answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def tail(self, lines: int = 40) -> str:
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _end(self, sign: signal.Signals, timeout: float) -> None:
+        popen, self._popen = self._popen, None
+        if popen is None or popen.poll() is not None:
+            return
+        popen.send_signal(sign)
+        if sign is signal.SIGTERM:
+            popen.send_signal(signal.SIGCONT)
+        try:
+            popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait(15)
