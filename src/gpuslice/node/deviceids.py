@@ -10,6 +10,7 @@ A kubelet takes no ListAndWatch message of more than 4 MiB, so ids are short and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -51,12 +52,8 @@ class DeviceIds:
         if resource == names.WHOLE_GPU:
             return self.gpus.find(device_id)
         tag, _, number = device_id.partition("-")
-        gpu = self._by_tag.get(tag)
-        # Six digits are more units than MAX_UNITS has room for on one GPU; int() of a long text is slow.
-        if gpu is None or not 1 <= len(number) <= 6 or not set(number) <= set(_DIGITS):
-            return None
-        unit = int(number, 36)
-        return gpu if unit < self.gpus.units_of(gpu) and _base36(unit) == number else None
+        gpu, unit = self._by_tag.get(tag), _unit(number)
+        return gpu if gpu is not None and 0 <= unit < self.gpus.units_of(gpu) else None
 
     def locate(self, resource: str, device_id: str) -> str | None:
         """The UUID of that GPU."""
@@ -65,13 +62,13 @@ class DeviceIds:
 
     def per_gpu(self, resource: str, ids: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         """Ids by the UUID of their GPU, GPUs by index; ids that are not of this node are left out."""
-        found: dict[str, list[str]] = {}
+        found: dict[str, list[tuple[int, str]]] = {}
         for device_id in ids:
             gpu = self.gpu(resource, device_id)
             if gpu is not None:
-                found.setdefault(gpu.uuid, []).append(device_id)
+                found.setdefault(gpu.uuid, []).append((len(device_id), device_id))
         order = [gpu.uuid for gpu in self.gpus.gpus if gpu.uuid in found]
-        return {uuid: tuple(sorted(found[uuid], key=_order)) for uuid in order}
+        return {uuid: tuple(device_id for _, device_id in sorted(found[uuid])) for uuid in order}
 
     def listed(self, resource: str) -> Sequence[tuple[str, bool]]:
         """What ListAndWatch tells: (id, healthy).
@@ -137,6 +134,16 @@ def _tags(uuids: Iterable[str]) -> dict[str, str]:
     return tags
 
 
+@lru_cache(maxsize=1 << 14)
+def _unit(number: str) -> int:
+    """The unit that an id ends with, or -1 if we write none so. A kubelet offers the same ids often."""
+    # Six digits are more units than MAX_UNITS has room for on one GPU; int() of a long text is slow.
+    if not 1 <= len(number) <= 6 or not set(number) <= set(_DIGITS):
+        return -1
+    unit = int(number, 36)
+    return unit if _base36(unit) == number else -1
+
+
 def _base36(number: int) -> str:
     text = ""
     while True:
@@ -144,7 +151,3 @@ def _base36(number: int) -> str:
         text = _DIGITS[digit] + text
         if not number:
             return text
-
-
-def _order(device_id: str) -> tuple[int, str]:
-    return len(device_id), device_id

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Final
 
 from gpuslice.node.proto import deviceplugin_pb2 as dp
@@ -251,14 +252,21 @@ class ContainerDevices:
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ContainerResources:
     name: str
     devices: tuple[ContainerDevices, ...] = ()
 
     def ids(self, resource: str) -> frozenset[str]:
         """All ids of that resource, in whatever entries they came."""
-        return frozenset(id_ for entry in self.devices if entry.resource == resource for id_ in entry.ids)
+        return self._ids.get(resource, frozenset())
+
+    @cached_property
+    def _ids(self) -> Mapping[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for entry in self.devices:
+            found.setdefault(entry.resource, set()).update(entry.ids)
+        return {resource: frozenset(ids) for resource, ids in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,12 +289,29 @@ class PodName:
     name: str
 
 
+# A list is asked for at every start of a container, and most pods in it are as they were: each is put into
+# bytes and read from bytes once.
+_REMEMBERED: Final = 1 << 13
+
+
 def encode_pods(pods: Iterable[PodResources]) -> bytes:
-    return pr.ListPodResourcesResponse(pod_resources=[_pod(pod) for pod in pods]).SerializeToString()
+    # Messages one after the other are one message with all their repeated fields.
+    return b"".join(map(_list_of_one, pods))
 
 
 def decode_pods(data: bytes) -> tuple[PodResources, ...]:
-    return tuple(_read_pod(pod) for pod in pr.ListPodResourcesResponse.FromString(data).pod_resources)
+    message = pr.ListPodResourcesResponse.FromString(data)
+    return tuple(_read_pod_bytes(pod.SerializeToString()) for pod in message.pod_resources)
+
+
+@lru_cache(_REMEMBERED)
+def _list_of_one(pod: PodResources) -> bytes:
+    return pr.ListPodResourcesResponse(pod_resources=[_pod(pod)]).SerializeToString()
+
+
+@lru_cache(_REMEMBERED)
+def _read_pod_bytes(data: bytes) -> PodResources:
+    return _read_pod(pr.PodResources.FromString(data))
 
 
 def encode_pod_name(pod: PodName) -> bytes:

@@ -230,8 +230,9 @@ class DeviceManager:
         """Everything one container holds, a resource each."""
         return [holding for (name, _), holding in self._holdings.get(uid, {}).items() if name == container]
 
-    def all_holdings(self) -> Iterator[Holding]:
-        for mine in self._holdings.values():
+    def all_holdings(self, uid: str | None = None) -> Iterator[Holding]:
+        """Everything that one pod holds, or all of them."""
+        for mine in self._holdings.values() if uid is None else [self._holdings.get(uid, {})]:
             yield from mine.values()
 
     def in_use(self) -> Mapping[str, frozenset[str]]:

@@ -33,7 +33,6 @@ from gpuslice.node.kubeletapi import PluginClient, RpcCode, RpcError, Server, se
 from gpuslice.node.kubeletmessages import (
     API_VERSION,
     ContainerAllocation,
-    ContainerDevices,
     PreferredRequest,
     Registration,
 )
@@ -241,14 +240,6 @@ class Devices:
     def answers(self, pod: RunPod, container: RunContainer) -> list[ContainerAllocation]:
         """What the plugins said this container gets, a resource each."""
         return [holding.answer for holding in self.manager.holdings(pod.uid, container.name)]
-
-    def held(self, pod: RunPod, container: RunContainer) -> tuple[ContainerDevices, ...]:
-        """For pod-resources: an entry per id, as the kubelet sends it."""
-        return tuple(
-            ContainerDevices(holding.resource, (id_,))
-            for holding in self.manager.holdings(pod.uid, container.name)
-            for id_ in holding.ids
-        )
 
     def _wanted(self, container: RunContainer) -> list[tuple[str, int]]:
         """The container's limits that a plugin serves. Raises AllocationError for a wrong quantity."""

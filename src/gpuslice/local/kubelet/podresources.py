@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from gpuslice.local.kubelet.devicemanager import Holding
 from gpuslice.local.kubelet.devices import Devices
 from gpuslice.local.kubelet.podspec import RunPod
 from gpuslice.node.kubeletapi import RpcCode, RpcError
@@ -16,11 +17,15 @@ class Lister:
     def __init__(self, devices: Devices, pods: Callable[[], Iterable[RunPod]]) -> None:
         self._devices = devices
         self._pods = pods
+        self._known: dict[str, tuple[tuple[Holding, ...], PodResources]] = {}
 
     async def list(self) -> Sequence[PodResources]:
         """Every such pod. As in the kubelet, asking also settles which ids are in use."""
         pods = list(self._pods())
-        self._devices.manager.update({pod.uid for pod in pods})
+        active = {pod.uid for pod in pods}
+        self._devices.manager.update(active)
+        for uid in self._known.keys() - active:
+            del self._known[uid]
         return [self._of(pod) for pod in pods]
 
     async def get(self, pod: PodName) -> PodResources:
@@ -37,11 +42,25 @@ class Lister:
         ]
 
     def _of(self, pod: RunPod) -> PodResources:
-        return PodResources(
-            pod.namespace,
-            pod.name,
-            tuple(
-                ContainerResources(container.name, self._devices.held(pod, container))
-                for container in pod.long_lived
-            ),
+        """A pod's entry, made anew only when what it holds has changed."""
+        holdings = tuple(self._devices.manager.all_holdings(pod.uid))
+        known = self._known.get(pod.uid)
+        if known is not None and known[0] == holdings:
+            return known[1]
+        containers = tuple(
+            ContainerResources(container.name, _entries(holdings, container.name))
+            for container in pod.long_lived
         )
+        entry = PodResources(pod.namespace, pod.name, containers)
+        self._known[pod.uid] = (holdings, entry)
+        return entry
+
+
+def _entries(holdings: Iterable[Holding], container: str) -> tuple[ContainerDevices, ...]:
+    """An entry per id, as the kubelet sends it."""
+    return tuple(
+        ContainerDevices(holding.resource, (id_,))
+        for holding in holdings
+        if holding.container == container
+        for id_ in holding.ids
+    )
