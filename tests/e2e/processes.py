@@ -31,7 +31,9 @@ class Cgroup:
     def _folders(self) -> list[Path]:
         if self._unified:
             return [CGROUPS / self.path]
-        return [hierarchy / self.path for hierarchy in CGROUPS.iterdir() if (hierarchy / "cgroup.procs").exists()]
+        return [
+            hierarchy / self.path for hierarchy in CGROUPS.iterdir() if (hierarchy / "cgroup.procs").exists()
+        ]
 
     @property
     def _members(self) -> Path:
@@ -43,7 +45,9 @@ class Cgroup:
             folder.mkdir(parents=True, exist_ok=True)
             if self._unified:
                 for above in reversed(folder.parents[: len(Path(self.path).parts)]):
-                    (above / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS))
+                    (above / "cgroup.subtree_control").write_text(
+                        " ".join(f"+{name}" for name in CONTROLLERS)
+                    )
             if (folder / "cpuset.cpus").exists() and not self._unified:
                 for above in [*reversed(folder.parents[: len(Path(self.path).parts) - 1]), folder]:
                     for name in ("cpuset.cpus", "cpuset.mems"):

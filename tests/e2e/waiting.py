@@ -35,7 +35,7 @@ def wait(
                 return answer
         except NotInTime:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is shown if it lasts
+        except Exception as error:  # whatever it is, it is shown if it lasts
             trouble = error
         if time.monotonic() > deadline:
             because = f" (last: {trouble})" if trouble else ""

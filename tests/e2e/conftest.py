@@ -1,0 +1,60 @@
+"""The end-to-end suite runs only when asked for by name: `make e2e`, or `pytest tests/e2e/...`.
+
+It needs Linux, root and (once) Go. Where these are missing it is skipped with the sentence that says so; in CI
+(`CI=true`) it fails with that sentence, so that nobody takes a suite that did not run for one that passed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .cluster import RealCluster
+from .packages import MissingError
+
+HERE = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave this folder out unless an argument names it or something in it."""
+    named = [
+        Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args
+    ]
+    wanted = any(path.is_relative_to(HERE) for path in named)
+    return True if collection_path.is_relative_to(HERE) and not wanted else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Minutes, not the seconds of unit tests; and not counting the cluster's start."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600, func_only=True))
+
+
+@pytest.fixture(scope="session")
+def able() -> None:
+    """Skip, or in CI fail, where a cluster cannot be."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        cannot("the end-to-end tests start kubelets and containers: they need root on Linux")
+
+
+@pytest.fixture(scope="session")
+def real_cluster(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    """A cluster of two nodes that all tests of the session share; what a test creates it deletes."""
+    try:
+        cluster = RealCluster(tmp_path_factory.mktemp("cluster"))
+    except MissingError as missing:
+        cannot(str(missing))
+    with cluster:
+        yield cluster
+
+
+def cannot(sentence: str) -> None:
+    """Skip with a sentence; in CI fail with it."""
+    if os.environ.get("CI", "").lower() in ("true", "1"):
+        pytest.fail(sentence, pytrace=False)
+    pytest.skip(sentence)
