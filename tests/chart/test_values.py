@@ -1,0 +1,189 @@
+"""What people write into values: wrong things are refused with a sentence, right ones do what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from chart_world import CASES, CHART, Case, Refused, find, objects, render
+
+from gpuslice import names
+from gpuslice.admission.mutate import PROTECTED, webhook_configuration
+from gpuslice.config.devices import DevicesFile
+from gpuslice.node.plugin import SOCKETS
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"scheduler": {"mod": "own"}}, "additional properties 'mod' not allowed"),
+        ({"scheduler": {"mode": "both"}}, "at '/scheduler/mode': value must be one of"),
+        ({"scheduler": {"replicas": 0}}, "at '/scheduler/replicas': minimum"),
+        ({"scheduler": {"ports": {"webhook": 70000}}}, "at '/scheduler/ports/webhook': maximum"),
+        ({"policy": "packed"}, "at '/policy': value must be one of"),
+        ({"memoryUnit": "2GB"}, "at '/memoryUnit': '2GB' does not match"),
+        ({"image": {"pullPolicy": "always"}}, "at '/image/pullPolicy'"),
+        ({"agent": {"kubeletDir": "var/lib/kubelet"}}, "at '/agent/kubeletDir'"),
+        ({"agent": {"tolerations": [{"keys": "x"}]}}, "additional properties 'keys' not allowed"),
+        ({"agent": {"resources": {"request": {}}}}, "additional properties 'request' not allowed"),
+        ({"webhook": {"url": "http://127.0.0.1/mutate"}}, "at '/webhook/url'"),
+        ({"nodeSelector": {"a": "b"}}, "additional properties 'nodeSelector' not allowed"),
+        ({"agent": {"devices": {"simulated": ""}}}, "agent.devices.simulated says which GPUs"),
+        ({"agent": {"devices": {"simulated": "a: [b"}}}, "agent.devices.simulated is no YAML"),
+        ({"agent": {"devices": {"simulated": "kind: Cluster"}}}, "must be a document of kind Devices"),
+        ({"tls": {"mode": "provided"}}, "needs tls.provided.secretName"),
+        (
+            {"tls": {"mode": "certManager"}, "scheduler": {"mode": "extender"}},
+            "needs scheduler.service.clientCASecret",
+        ),
+    ],
+)
+def test_wrong_values_are_refused_with_their_place(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Refused) as refused:
+        render(Case(values))
+    assert sentence in str(refused.value)
+
+
+def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
+    """A value that the schema lacks could not be set; one that values.yaml lacks would not be documented."""
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert _leaves(values, schema) == []
+
+
+def _leaves(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> list[str]:
+    known = schema.get("properties", {})
+    wrong = [f"{path}/{key}" for key in values.keys() ^ known.keys() - {"global"}]
+    for key, value in values.items():
+        below = known.get(key, {})
+        if isinstance(value, dict) and value and "properties" in below and key != "simulated":
+            wrong += _leaves(value, below, f"{path}/{key}")
+    return wrong
+
+
+def test_the_devices_are_what_the_agent_reads() -> None:
+    text = find(render(CASES["bundled"]), "ConfigMap", "gpuslice-devices")["data"]["devices.yaml"]
+    assert [gpu.model for gpu in DevicesFile.parse(text).inventory("n").gpus] == ["Tesla T4", "Tesla T4"]
+    old = find(render(CASES["managed-cluster-of-old"]), "ConfigMap", "team-a-gpuslice-devices")
+    assert str(DevicesFile.parse(old["data"]["devices.yaml"]).inventory("n").unit) == "256MiB"
+
+
+def test_kube_scheduler_asks_the_extender_beside_it() -> None:
+    """Path, resources and port are the extender's own."""
+    text = render(Case({"scheduler": {"ports": {"extender": 4444}}}))
+    raw = find(text, "ConfigMap", "gpuslice-scheduler")["data"]["scheduler.yaml"]
+    config = yaml.safe_load(raw)
+    (extender,) = config["extenders"]
+    assert extender["urlPrefix"] == f"http://127.0.0.1:4444{names.EXTENDER_PREFIX}"
+    assert {one["name"] for one in extender["managedResources"]} == {names.GPU_MEM, names.WHOLE_GPU}
+    assert config["profiles"] == [{"schedulerName": names.SCHEDULER_NAME}]
+    deployment = find(text, "Deployment", "gpuslice-scheduler")
+    ours, _ = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--listen=127.0.0.1:4444" in ours["args"]
+
+
+def test_a_new_scheduler_configuration_starts_new_pods_and_nothing_else_does() -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        deployment = find(render(Case(values)), "Deployment", "gpuslice-scheduler")
+        return str(deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum({}) == checksum({"agent": {"maxUnavailable": 2}})
+    assert checksum({}) != checksum({"scheduler": {"kubeScheduler": {"weight": 7}}})
+
+
+@pytest.mark.parametrize(
+    ("server", "tag"),
+    [("1.36.3", "v1.36.3"), ("1.31.4-eks-2d5f260", "v1.31.4"), ("v1.30.5-gke.1014001", "v1.30.5")],
+)
+def test_the_kube_scheduler_is_of_the_api_servers_version(server: str, tag: str) -> None:
+    """Managed clusters add suffixes that no registry knows."""
+    deployment = find(render(Case(kubernetes=server)), "Deployment", "gpuslice-scheduler")
+    image = deployment["spec"]["template"]["spec"]["containers"][1]["image"]
+    assert image == f"registry.k8s.io/kube-scheduler:{tag}"
+
+
+def test_the_webhook_is_asked_what_it_answers_and_stops_nothing_else() -> None:
+    """The rules are the code's own; the conditions name every variable that it takes out."""
+    (hook,) = find(render(CASES["bundled"]), "MutatingWebhookConfiguration", "gpuslice")["webhooks"]
+    (ours,) = webhook_configuration(url="https://x")["webhooks"]  # type: ignore[misc, attr-defined]
+    for key in (
+        "name",
+        "rules",
+        "reinvocationPolicy",
+        "sideEffects",
+        "admissionReviewVersions",
+        "failurePolicy",
+    ):
+        assert hook[key] == ours[key]
+    (spaces,) = hook["namespaceSelector"]["matchExpressions"]
+    assert spaces["values"] == ["kube-system", "gpuslice-system"]
+    asks, sets = (condition["expression"] for condition in hook["matchConditions"])
+    assert all(resource in asks for resource in ("aliyun.com/", names.WHOLE_GPU))
+    assert all(f"'{variable}'" in sets for variable in PROTECTED)
+
+
+def test_without_conditions_an_outage_of_ours_stops_no_pod() -> None:
+    """Kubernetes before 1.30 would ask about every pod of the cluster."""
+    (hook,) = find(render(Case(kubernetes="1.29.9")), "MutatingWebhookConfiguration", "gpuslice")["webhooks"]
+    assert "matchConditions" not in hook
+    assert hook["failurePolicy"] == "Ignore"
+
+
+def test_the_agent_mounts_exactly_what_it_needs() -> None:
+    """And kubelet's folders under their own paths: kubelet mounts slices into containers by them."""
+    case = Case({"agent": {"kubeletDir": "/data/kubelet"}})
+    pod = find(render(case), "DaemonSet", "gpuslice-agent")["spec"]["template"]["spec"]
+    host = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    assert sorted(host.values()) == [
+        f"/data/kubelet/{n}" for n in ("device-plugins", "gpuslice", "pod-resources")
+    ]
+    (container,) = pod["containers"]
+    mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    assert {name: mounted[name] for name in host} == host
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert "privileged" not in container["securityContext"]
+    probed = container["readinessProbe"]["exec"]["command"][-1]
+    assert probed == f"/data/kubelet/device-plugins/{SOCKETS[names.GPU_MEM]}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_rule_grants_everything(name: str) -> None:
+    """No wildcards, no Secrets but our own, no right over roles."""
+    for one in objects(render(CASES[name])):
+        for rule in one.get("rules", ()) if one["kind"] in ("Role", "ClusterRole") else ():
+            assert "*" not in rule["resources"] + rule["verbs"] + rule["apiGroups"]
+            assert not {"roles", "clusterroles"} & set(rule["resources"])
+            assert "secrets" not in rule["resources"] or rule["resourceNames"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_name_that_is_referred_to_exists(name: str) -> None:
+    """A typing error between two templates would show only as a pod that never starts."""
+    made = {(o["kind"], o["metadata"]["name"]) for o in objects(render(CASES[name]))}
+    made |= {
+        ("Secret", o["spec"]["secretName"])
+        for o in objects(render(CASES[name]))
+        if o["kind"] == "Certificate"
+    }
+    theirs = {("Secret", "mine"), ("ClusterRole", "system:kube-scheduler"), ("ClusterRole", "system:volume-scheduler"),
+              ("Role", "extension-apiserver-authentication-reader")}  # fmt: skip
+    for one in objects(render(CASES[name])):
+        wanted = set()
+        if one["kind"].endswith("Binding"):
+            wanted = {(one["roleRef"]["kind"], one["roleRef"]["name"])}
+            wanted |= {(s["kind"], s["name"]) for s in one["subjects"]}
+        if one["kind"] in ("Deployment", "DaemonSet"):
+            spec = one["spec"]["template"]["spec"]
+            wanted = {("ServiceAccount", spec["serviceAccountName"])}
+            wanted |= {("ConfigMap", v["configMap"]["name"]) for v in spec["volumes"] if "configMap" in v}
+            wanted |= {("Secret", v["secret"]["secretName"]) for v in spec["volumes"] if "secret" in v}
+            labels = one["spec"]["template"]["metadata"]["labels"]
+            assert one["spec"]["selector"]["matchLabels"].items() <= labels.items()
+            ports = {p["name"] for c in spec["containers"] for p in c.get("ports", ())}
+            probes = [
+                c[p] for c in spec["containers"] for p in c if p.endswith("Probe") and "httpGet" in c[p]
+            ]
+            assert {probe["httpGet"]["port"] for probe in probes} <= ports
+        assert wanted <= made | theirs, one["metadata"]["name"]
