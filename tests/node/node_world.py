@@ -226,10 +226,10 @@ class NodeWorld:
             pods.append(PodResources("default", run.name, tuple(containers)))
         return pods
 
-    def reconcile(self) -> list[Held]:
+    def reconcile(self, *, fresh: bool = False) -> list[Held]:
         """The agent compares its ledger with pod-resources."""
         calls = self.ledger.calls
-        return self.ledger.reconcile(self.listing(), self.seen, calls, self.now)
+        return self.ledger.reconcile(self.listing(), self.seen, calls, self.now, fresh=fresh)
 
     def restart_agent(self) -> None:
         """The agent is killed and comes back: nothing but pod-resources and the API server is left."""
@@ -284,6 +284,9 @@ class NodeWorld:
             self.look_again()
             answer = self.ledger.allocate(resource, plan.ids, self.seen, self.now)
         if isinstance(answer, Refusal):
+            self.reconcile(fresh=True)
+            answer = self.ledger.allocate(resource, plan.ids, self.seen, self.now)
+        if isinstance(answer, Refusal):
             raise AllocationError(answer.sentence)
         assert not plan.ids & self.in_others_hands(run.uid), "given out twice"
         if crash:
@@ -295,9 +298,9 @@ class NodeWorld:
         if not self.ledger.expects(ask.resource, ask.size, self.seen):
             self.look_again()
         answer = self.ledger.prefer(ask.resource, ask.available, ask.must_include, ask.size, self.seen)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Refusal) or self.ledger.is_doubtful(self.seen):
             self.look_again()
-            self.reconcile()
+            self.reconcile(fresh=True)
             answer = self.ledger.prefer(ask.resource, ask.available, ask.must_include, ask.size, self.seen)
         if isinstance(answer, Refusal):
             raise AllocationError(answer.sentence)

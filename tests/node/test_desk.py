@@ -159,6 +159,7 @@ async def test_ids_in_use_are_refused_even_if_kubelet_offers_them(bench: Bench) 
     bench.desk.set_pod(bench.api.add("a", "u1", 5))
     ids = await bench.admit(5)
     await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.lister.held = {"a": ids}
     bench.desk.set_pod(bench.api.add("b", "u2", 9))
     assert not set(await bench.admit(9)) & set(ids)
     with pytest.raises(RpcError, match="of which pod default/a holds some"):

@@ -97,6 +97,36 @@ def test_init_containers_fit_too_while_there_is_room(shapes: list[tuple[Part, ..
         assert_starts(world, uid)
 
 
+@given(st.data(), st.integers(0, 999))
+@settings(max_examples=150, deadline=None)
+def test_a_burst_of_equal_pods_is_admitted_whatever_comes_between(data: st.DataObject, seed: int) -> None:
+    """Deletions before and after admission, crashes and restarts: nothing holds on to room that is free.
+
+    Which of two equal pods was admitted is not known until it starts; when it is deleted before, what it
+    held must not be taken for the other's.
+    """
+    world, units = NodeWorld(5, 4, seed=seed), data.draw(st.integers(2, 4))
+    for _ in range(data.draw(st.integers(5, 40))):
+        step = data.draw(st.sampled_from(["fill", "admit", "admit", "start", "delete", "delete", "rest"]))
+        waiting = sorted(u for u, run in world.runs.items() if not run.admitted)
+        if step == "fill":
+            while world.create(app(units)):
+                pass
+        elif step == "admit" and waiting:
+            uid = data.draw(st.sampled_from(waiting))
+            crash = data.draw(st.sampled_from([-1, -1, -1, 0]))
+            assert world.admit(uid, crash_at=crash) or crash == 0, world.failures
+            assert not world.failures
+        elif step == "start" and (ready := sorted(u for u, run in world.runs.items() if run.admitted)):
+            assert_starts(world, data.draw(st.sampled_from(ready)))
+        elif step == "delete" and world.runs:
+            uid = data.draw(st.sampled_from(sorted(world.runs)))
+            world.runs.pop(uid)
+            world.remove(uid)
+        elif step == "rest":
+            data.draw(st.sampled_from([world.tell, world.restart_agent, world.publish, world.reconcile]))()
+
+
 def test_a_gpu_changes_its_mode_as_soon_as_the_last_share_has_ended() -> None:
     """Shares out, whole in, and back: admitted and started without waiting for a look at pod-resources."""
     world = NodeWorld(8)

@@ -1,8 +1,9 @@
 """Answers a kubelet's calls: the ledger decides, and this fetches what it needs to know.
 
-Allocate is answered at once from what is known; only a refusal is checked against the API server first.
-GetPreferredAllocation may ask it once, since a kubelet's watch can be ahead of ours. PreStartContainer asks
-pod-resources who is about to start.
+Allocate is answered at once from what is known. A refusal is final for a pod, so before one the API server
+and pod-resources are asked whether it is still true. GetPreferredAllocation may also ask when nobody waits
+for what is asked, since a kubelet's watch can be ahead of ours, and before a container goes elsewhere than
+its scheduler counts it. PreStartContainer asks pod-resources who is about to start.
 """
 
 from __future__ import annotations
@@ -109,12 +110,11 @@ class Desk:
         if not request.must_include and not self.ledger.expects(resource, request.size, self.pods):
             await self._fetch_all()
         answer = self.ledger.prefer(*ask, self.pods)
-        if isinstance(answer, Refusal):
-            # Perhaps what it lacks is held for pods that have ended since we last looked. To ask
-            # pod-resources is harmless here: nothing of this container is given out yet.
-            await self._fetch_all()
-            with contextlib.suppress(RpcError):
-                await self.reconcile(FRESH_SECONDS)
+        if isinstance(answer, Refusal) or self.ledger.is_doubtful(self.pods):
+            # Perhaps what it lacks is held for pods that have ended since we last looked, or that were gone
+            # before they started, so that others were taken for them. To ask pod-resources is harmless
+            # here: nothing of this container is given out yet.
+            await self._look()
             answer = self.ledger.prefer(*ask, self.pods)
         self.last_call = self._clock.monotonic()
         if isinstance(answer, Refusal):
@@ -127,6 +127,11 @@ class Desk:
         if isinstance(outcome, Refusal) and await self._fetch_all():
             # Before a pod is turned away: a kubelet that gives out all that is left has not asked us, and
             # may know before we do that the former holder has ended or who comes.
+            outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
+        if isinstance(outcome, Refusal):
+            # The pod would fail for good, so even this is worth it: a kubelet that is asked now may forget
+            # that it gives out these ids, but we do not.
+            await self._look()
             outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
@@ -164,11 +169,14 @@ class Desk:
             raise RpcError(RpcCode.INTERNAL, f"cannot write the container's slice.json: {error}") from error
 
     # --- level-triggered --------------------------------------------------------------------------
-    async def reconcile(self, timeout: float = LIST_SECONDS) -> None:
-        """Learn who holds what and release what is over. Raises RpcError if the kubelet is away."""
+    async def reconcile(self, timeout: float = LIST_SECONDS, *, fresh: bool = False) -> None:
+        """Learn who holds what and release what is over. Raises RpcError if the kubelet is away.
+
+        `fresh`: the pods were read from the API server since the kubelet's latest call began.
+        """
         calls = self.ledger.calls
         listing = await self._kubelet.list(timeout=timeout)
-        released = self.ledger.reconcile(listing, self.pods, calls, self._clock.monotonic())
+        released = self.ledger.reconcile(listing, self.pods, calls, self._clock.monotonic(), fresh=fresh)
         held = self.ledger.held()
         for gone in released:
             if not any(h.ids == gone.ids for h in held):
@@ -180,6 +188,12 @@ class Desk:
         self._folders.sweep((h.ids for h in self.ledger.held()), self.pods.keys())
 
     # --- inside -----------------------------------------------------------------------------------
+    async def _look(self) -> None:
+        """In a kubelet's call: ask the API server and pod-resources what has changed."""
+        fresh = await self._fetch_all()
+        with contextlib.suppress(RpcError):
+            await self.reconcile(FRESH_SECONDS, fresh=fresh)
+
     async def _list(self) -> Sequence[PodResources]:
         """What kubelet lists, asked for after this call began. Containers that start together share one."""
         if self._next_list is None:

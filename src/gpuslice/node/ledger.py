@@ -99,6 +99,7 @@ class Ledger:
     ) -> tuple[str, ...] | Refusal:
         """Exactly `size` ids, or why not: a short answer would be filled up with ids of other GPUs."""
         self.calls += 1
+        self._preferred = ("", frozenset(), None)
         pods = self._replanned(pods)
         held = [h for h in self._held.values() if not _is_over(h, pods)]
         free = free_ids(self.ids, resource, available, held)
@@ -109,6 +110,19 @@ class Ledger:
             return chosen
         self._preferred = (resource, frozenset(chosen[0]), chosen[1])
         return chosen[0]
+
+    def is_doubtful(self, pods: Mapping[str, NodePod]) -> bool:
+        """True if what was preferred last is for nobody known, or not where the scheduler counts it.
+
+        Either may come from ids that are held for a container that does not have them.
+        """
+        resource, ids, owner = self._preferred
+        pod = pods.get(owner.uid) if owner else None
+        if owner is None or pod is None:
+            return bool(ids)
+        plan = self.planned(pod)
+        gpus = self.ids.per_gpu(resource, ids)
+        return plan is not None and {grant.gpu for grant in plan.of(owner.container)} != set(gpus)
 
     def expects(self, resource: str, size: int, pods: Mapping[str, NodePod]) -> bool:
         """True if a container that asks for that much is known to wait."""
@@ -197,6 +211,11 @@ class Ledger:
         if holding is None or holding.owner is None:
             if not fresh:
                 return Unsure(key)
+            if exact is None:
+                return Refusal(
+                    f"kubelet gave ids of this container to {key}, which asks for another number of them; "
+                    "it can start when that one has ended"
+                )
             return Refusal(
                 f"pod {key} as the API server has it does not ask for the {len(wanted)} ids that its "
                 "container was given; delete the pod and make it anew"
@@ -237,12 +256,19 @@ class Ledger:
 
     # --- giving back ------------------------------------------------------------------------------
     def reconcile(
-        self, listing: Iterable[PodResources], pods: Mapping[str, NodePod], calls: int, now: float
+        self,
+        listing: Iterable[PodResources],
+        pods: Mapping[str, NodePod],
+        calls: int,
+        now: float,
+        *,
+        fresh: bool,
     ) -> list[Held]:
         """Release what pod-resources and the API server agree is over; returns what was released.
 
         `calls`: what `self.calls` was when the listing was asked for. A grant of an earlier call is known
-        to the kubelet by then, since it makes its calls one after the other.
+        to the kubelet by then, since it makes its calls one after the other. `fresh`: `pods` was read from
+        the API server after that call, so it has every pod that the kubelet may have admitted.
         """
         listing = list(listing)
         self.learn(listing, pods, now)
@@ -255,13 +281,9 @@ class Ledger:
         for holding in self.held():
             if holding.ids & in_use[holding.resource]:
                 continue
-            age = now - holding.since
-            if not holding.certain and holding.call >= calls and age < SETTLED_SECONDS:
+            if not holding.certain and holding.call >= calls and now - holding.since < SETTLED_SECONDS:
                 continue
-            pod = pods.get(holding.owner.uid) if holding.owner else None
-            if pod is not None and pod.alive:
-                continue
-            if holding.owner is None and age < STRANGER_SECONDS:
+            if self._may_live(holding, pods, now, fresh=fresh):
                 continue
             del self._held[holding.serial]
             released.append(holding)
@@ -269,6 +291,29 @@ class Ledger:
         return released
 
     # --- inside -----------------------------------------------------------------------------------
+    def _may_live(self, holding: Held, pods: Mapping[str, NodePod], now: float, *, fresh: bool) -> bool:
+        """True if ids that pod-resources does not list may be somebody's all the same.
+
+        Only those of ordinary init containers are never listed. So who was taken for the owner and is
+        another kind of container did not get these ids: it waits still. The one that got them is gone, or is
+        an init container; which can be ruled out if all pods are known.
+        """
+        pod = pods.get(holding.owner.uid) if holding.owner else None
+        alive = pod is not None and pod.alive
+        if holding.certain:
+            return alive
+        if pod is not None and alive and _is_init(pod, holding.owner):
+            return True
+        explained = fresh or (holding.owner is not None and not alive)
+        if alive:
+            self._change(holding, None, certain=False)
+        owned = {h.owner for h in self._held.values()}
+        living = [pod for pod in pods.values() if pod.alive]
+        inits = self._inits(holding.resource, len(holding.ids), living)
+        if explained and all(owner in owned for owner in inits):
+            return False
+        return now - holding.since < STRANGER_SECONDS
+
     def _wishes(self, resource: str, size: int, pods: Mapping[str, NodePod]) -> list[Wish]:
         return wishes(pods, self._held.values(), resource, size, self._current)
 

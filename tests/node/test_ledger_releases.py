@@ -1,0 +1,107 @@
+"""Ids that nobody has any more are free again before a pod would be turned away for them."""
+
+from __future__ import annotations
+
+from node_world import NodeWorld, Part, app
+
+from gpuslice.names import GPU_MEM
+from gpuslice.node.holdings import Refusal
+from gpuslice.node.ledger import SETTLED_SECONDS, STRANGER_SECONDS, Identity
+
+INIT_ONLY = (Part("i", 5, init=True), Part("c0"))
+
+
+def make(world: NodeWorld, parts: tuple[Part, ...]) -> str:
+    uid = world.create(parts)
+    assert uid is not None
+    world.tell()
+    return uid
+
+
+def taken_for_another(world: NodeWorld, parts: tuple[Part, ...] = app(5)) -> str:
+    """Two equal pods; the later one is admitted, taken for the first, and gone before it starts."""
+    first, second = make(world, parts), make(world, parts)
+    assert world.admit(second)
+    assert [h.owner and h.owner.uid for h in world.ledger.held()] == [first]
+    world.runs.pop(second)
+    world.remove(second)
+    world.tell()
+    return first
+
+
+def test_what_a_pod_held_that_was_deleted_before_its_start_is_not_its_equals() -> None:
+    """A burst of equal pods on a full node: two of a hundred were turned away though their room was free."""
+    world = NodeWorld(5, 5)
+    first = taken_for_another(world)
+    third = make(world, app(5))
+    assert world.admit(third), world.failures
+    assert world.admit(first), world.failures
+    assert all(isinstance(answer, Identity) for uid in (first, third) for answer in world.start(uid))
+
+
+def test_a_kubelet_that_gives_out_all_that_is_left_gets_them_too() -> None:
+    """It does not ask which ids to take then, so that Allocate itself has to find out."""
+    world = NodeWorld(10)
+    first = taken_for_another(world)
+    for parts in (app(3), app(2)):
+        assert world.admit(make(world, parts)), world.failures
+    assert world.admit(first), world.failures
+
+
+def test_a_look_by_the_way_gives_the_container_back_its_turn() -> None:
+    """What it was taken for stays out of use until all pods are known, or for a minute."""
+    world = NodeWorld(5, 5)
+    first = taken_for_another(world)
+    world.now += SETTLED_SECONDS
+    assert world.reconcile() == []
+    assert [h.owner for h in world.ledger.held()] == [None]
+    assert world.ledger.expects(GPU_MEM, 5, world.seen), f"{first} waits again"
+    world.now += STRANGER_SECONDS
+    assert len(world.reconcile()) == 1
+
+
+def test_an_admission_that_the_kubelet_lost_is_made_anew() -> None:
+    """kubelet died between our answer and its own record: nothing but the ledger knows of those ids."""
+    world = NodeWorld(5)
+    uid = make(world, app(5))
+    assert not world.admit(uid, crash_at=0)
+    assert world.ledger.held()
+    assert world.admit(uid), world.failures
+
+
+def test_ids_that_an_init_container_may_have_are_kept() -> None:
+    """pod-resources lists none of these: that it does not name their owner says nothing."""
+    world = NodeWorld(5, 5)
+    kept, other = make(world, INIT_ONLY), make(world, app(5))
+    assert world.admit(kept)
+    # The agent takes it for the other: nobody knows whose it is until it starts.
+    (holding,) = world.ledger.held()
+    world.ledger.doubt(holding.owner.uid if holding.owner else "")
+    world.reconcile(fresh=True)
+    assert len(world.ledger.held()) == 1
+    assert world.admit(other), world.failures
+    assert not world.held(other)["c0"] & world.held(kept)["i"]
+
+
+def test_a_container_goes_elsewhere_only_after_a_look() -> None:
+    """Its scheduler counts it where it planned it: room that is free there must not be missed."""
+    world = NodeWorld(5, 10)
+    first = taken_for_another(world)
+    planned = world.seen[first].planned
+    assert planned is not None
+    assert world.admit(first), world.failures
+    assert world.gpus_of(first)["c0"] == set(planned.gpus)
+
+
+def test_an_unlisted_container_does_not_start_on_ids_that_another_pod_has() -> None:
+    """An init container's ids, given out once more: the one that pod-resources names is not the one that starts."""
+    world = NodeWorld(10)
+    starter = make(world, INIT_ONLY)
+    assert world.admit(starter)
+    world.restart_agent()  # which forgets what is listed nowhere
+    world.manager.lose_track_of(starter)
+    other = make(world, app(3))
+    assert world.admit(other)
+    (answer,) = world.start(starter)
+    assert isinstance(answer, Refusal)
+    assert "kubelet gave ids of this container to default/p2" in answer.sentence
