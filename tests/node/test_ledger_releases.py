@@ -74,11 +74,12 @@ def test_ids_that_an_init_container_may_have_are_kept() -> None:
     world = NodeWorld(5, 5)
     kept, other = make(world, INIT_ONLY), make(world, app(5))
     assert world.admit(kept)
-    # The agent takes it for the other: nobody knows whose it is until it starts.
     (holding,) = world.ledger.held()
-    world.ledger.doubt(holding.owner.uid if holding.owner else "")
-    world.reconcile(fresh=True)
-    assert len(world.ledger.held()) == 1
+    assert holding.owner
+    world.ledger.doubt(holding.owner.uid)
+    world.now += SETTLED_SECONDS
+    assert world.reconcile(fresh=True) == []
+    world.manager.lose_track_of(kept)
     assert world.admit(other), world.failures
     assert not world.held(other)["c0"] & world.held(kept)["i"]
 
