@@ -20,7 +20,8 @@ from gpuslice.kube.wire import Pod
 from gpuslice.local.kubelet.devicemanager import AllocationError, Ask, DeviceManager, Holding, Reusable
 from gpuslice.names import GPU_MEM, WHOLE_GPU
 from gpuslice.node.deviceids import DeviceIds
-from gpuslice.node.holdings import Held, Refusal, Unsure
+from gpuslice.node.holdings import RESOURCES, Held, Refusal, Unsure
+from gpuslice.node.identity import Identity
 from gpuslice.node.kubeletmessages import (
     ContainerAllocation,
     ContainerDevices,
@@ -28,7 +29,7 @@ from gpuslice.node.kubeletmessages import (
     Device,
     PodResources,
 )
-from gpuslice.node.ledger import RESOURCES, Identity, Ledger
+from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod, read_pod
 from gpuslice.node.publish import corrections
 

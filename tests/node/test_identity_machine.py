@@ -9,7 +9,8 @@ from node_world import NodeWorld, Part, app
 
 from gpuslice.names import GPU_MEM, WHOLE_GPU
 from gpuslice.node.holdings import Owner
-from gpuslice.node.ledger import SETTLED_SECONDS, STRANGER_SECONDS, Identity
+from gpuslice.node.identity import Identity
+from gpuslice.node.ledger import SETTLED_SECONDS, STRANGER_SECONDS
 
 SHAPES = [
     app(2),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_world import NodeWorld, Part, app
 
-from gpuslice.node.ledger import Identity
+from gpuslice.node.identity import Identity
 
 SHAPES = [
     app(2),

@@ -6,7 +6,8 @@ from node_world import NodeWorld, Part, app
 
 from gpuslice.names import GPU_MEM
 from gpuslice.node.holdings import Refusal
-from gpuslice.node.ledger import SETTLED_SECONDS, STRANGER_SECONDS, Identity
+from gpuslice.node.identity import Identity
+from gpuslice.node.ledger import SETTLED_SECONDS, STRANGER_SECONDS
 
 INIT_ONLY = (Part("i", 5, init=True), Part("c0"))
 

@@ -22,9 +22,10 @@ from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound, Unavail
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Pod
 from gpuslice.node.holdings import Held, Refusal, Unsure
+from gpuslice.node.identity import Identity
 from gpuslice.node.kubeletapi import PodResourcesClient, RpcCode, RpcError
 from gpuslice.node.kubeletmessages import ContainerAllocation, Device, Mount, PodResources, PreferredRequest
-from gpuslice.node.ledger import Identity, Ledger
+from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod, read_pod
 from gpuslice.node.publish import PodPublisher
 from gpuslice.node.slicefiles import GpuPart, SliceFile, SliceFolders

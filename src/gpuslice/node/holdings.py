@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from gpuslice import names
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Grant
-from gpuslice.requests.pod import ContainerRequest
+from gpuslice.requests.pod import ContainerRequest, Role
 from gpuslice.units import MemoryUnit
+
+RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,31 @@ def wishes(
                 rank = (not (is_next and pod.uid == current), pod.leaving, not is_next, when, pod.key)
                 found.append((rank, Wish(pod, container, position)))
     return [wish for _, wish in sorted(found, key=lambda pair: (pair[0], pair[1].position))]
+
+
+def inits(held: Iterable[Held], resource: str, size: int, pods: Iterable[NodePod]) -> list[Owner]:
+    """Init containers of that size without a certain grant; those without any first."""
+    taken = {h.owner: h.certain for h in held}
+    found = [
+        Owner(pod.uid, container.name)
+        for pod in sorted(pods, key=lambda p: (p.since, p.key))
+        for container in pod.request.containers
+        if container.role is Role.INIT and amount(container, resource) == size
+    ]
+    return sorted((o for o in found if not taken.get(o)), key=lambda owner: owner in taken)
+
+
+def is_over(holding: Held, pods: Mapping[str, NodePod]) -> bool:
+    """True if the owner is certain and the API server says that it has ended."""
+    if not holding.certain or holding.owner is None:
+        return False
+    pod = pods.get(holding.owner.uid)
+    return pod is None or not pod.alive
+
+
+def is_init(pod: NodePod, owner: Owner | None) -> bool:
+    container: ContainerRequest | None = pod.request.container(owner.container) if owner else None
+    return container is not None and container.role is Role.INIT
 
 
 def grants(held: Held, container: str, unit: MemoryUnit, memory: Mapping[str, int]) -> tuple[Grant, ...]:

@@ -1,0 +1,120 @@
+"""The book of one node: who was given which ids, by guess or for certain, and which plans were swapped. Pure.
+
+It knows nothing of why: `ledger` writes what a kubelet is given, `identity` whose it turned out to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.node.deviceids import DeviceIds
+from gpuslice.node.holdings import Held, Owner
+from gpuslice.node.nodepod import NodePod
+from gpuslice.requests.allocation import Allocation, Grant
+
+
+class Book:
+    """Grants by serial number. `pods` are the pods bound to the node, by uid."""
+
+    def __init__(self, gpus: NodeGpus) -> None:
+        self.ids = DeviceIds(gpus)
+        self.calls = 0
+        """How many calls of the kubelet there were: it makes them one after the other."""
+        self._held: dict[int, Held] = {}
+        self._serial = 0
+        self._plans: dict[Owner, tuple[str, ...]] = {}
+        self._touched: set[str] = set()
+
+    # --- grants -----------------------------------------------------------------------------------
+    def held(self) -> list[Held]:
+        """Everything that is given out, in the order of the kubelet's calls."""
+        return list(self._held.values())
+
+    def get(self, serial: int) -> Held:
+        """A grant as it is now."""
+        return self._held[serial]
+
+    def write(
+        self,
+        resource: str,
+        ids: frozenset[str],
+        owner: Owner | None,
+        *,
+        certain: bool,
+        now: float,
+    ) -> Held:
+        """A new grant, of the kubelet's latest call. `now` in monotonic seconds."""
+        self._serial += 1
+        gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, ids).items()}
+        written = Held(self._serial, resource, ids, gpus, owner, certain, self.calls, now)
+        self._held[written.serial] = written
+        if owner is not None:
+            self._touched.add(owner.uid)
+        return written
+
+    def release(self, holding: Held) -> None:
+        """Nobody has these ids any more."""
+        self._held.pop(holding.serial, None)
+
+    def give(self, serial: int, owner: Owner, *, certain: bool) -> None:
+        """Make a container the owner of a grant; who was taken for it gets the other's in return."""
+        holding = self._held[serial]
+        if holding.owner == owner and (holding.certain or not certain):
+            return
+        former = holding.owner
+        for other in self.held():
+            if other.owner == owner and other.serial != serial:
+                same = other.resource == holding.resource and len(other.ids) == len(holding.ids)
+                self.change(other, former if same else None, certain=False)
+        self.change(holding, owner, certain=certain)
+
+    def change(self, holding: Held, owner: Owner | None, *, certain: bool) -> None:
+        """Say of one grant whose it is, whatever the others are."""
+        self._held[holding.serial] = replace(holding, owner=owner, certain=certain)
+        self._touched |= {one.uid for one in (holding.owner, owner) if one is not None}
+
+    def take_touched(self) -> set[str]:
+        """Uids of the pods of which something else is known than when this was last asked."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    # --- plans ------------------------------------------------------------------------------------
+    def planned(self, pod: NodePod) -> Allocation | None:
+        """Where a pod's containers are meant to be: the scheduler's plan with the parts that were swapped."""
+        if pod.planned is None:
+            return None
+        grants: list[Grant] = []
+        for container in pod.request.containers:
+            plan = pod.planned.of(container.name)
+            swapped = self._plans.get(Owner(pod.uid, container.name), ())
+            if len(swapped) == len(plan):
+                plan = tuple(replace(g, gpu=uuid) for g, uuid in zip(plan, swapped, strict=True))
+            grants += plan
+        return Allocation(tuple(grants))
+
+    def is_swapped(self, uid: str) -> bool:
+        """True if a pod's plan is not what its scheduler wrote."""
+        return any(owner.uid == uid for owner in self._plans)
+
+    def swap_plans(self, former: Owner | None, owner: Owner, pods: Mapping[str, NodePod]) -> None:
+        """Somebody came who was taken for another: that one will come yet, and finds his place free."""
+        if former is None or former == owner or former.uid not in pods:
+            return
+        if any(holding.owner == owner for holding in self._held.values()):
+            return
+        plan = pods[owner.uid].planned
+        self._plans[former] = tuple(grant.gpu for grant in plan.of(owner.container)) if plan else ()
+        self._touched.add(former.uid)
+
+    def replanned(self, pods: Mapping[str, NodePod]) -> Mapping[str, NodePod]:
+        """The pods with the plans as they are now."""
+        swapped = {owner.uid: pods[owner.uid] for owner in self._plans if owner.uid in pods}
+        if not swapped:
+            return pods
+        return {**pods, **{uid: replace(pod, planned=self.planned(pod)) for uid, pod in swapped.items()}}
+
+    def forget_plans(self, pods: Mapping[str, NodePod]) -> None:
+        """Drop the swapped plans of pods that are gone."""
+        self._plans = {owner: plan for owner, plan in self._plans.items() if owner.uid in pods}

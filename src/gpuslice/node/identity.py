@@ -1,0 +1,238 @@
+"""Whose ids they are: pod-resources' word, taken into the book before any process of a container runs. Pure.
+
+A guess that was wrong is swapped with the one it was confused with: containers that ask for the same are
+interchangeable, their records must only say so. pod-resources does not list ordinary init containers: theirs
+is found by the containers after them, or by elimination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuslice import names
+from gpuslice.node.book import Book
+from gpuslice.node.holdings import RESOURCES, Held, Owner, Refusal, Unsure, amount, inits, is_over
+from gpuslice.node.kubeletmessages import PodResources
+from gpuslice.node.nodepod import NodePod
+from gpuslice.requests.pod import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose container is about to start."""
+
+    pod: NodePod
+    container: str
+    held: Held
+
+
+def identify(
+    book: Book,
+    resource: str,
+    ids: Collection[str],
+    listing: Iterable[PodResources],
+    pods: Mapping[str, NodePod],
+    now: float,
+    *,
+    fresh: bool,
+) -> Identity | Unsure | Refusal:
+    """Whose container is about to start with these ids.
+
+    `fresh`: `pods` was read from the API server just now, so what it lacks does not exist.
+    """
+    listing = list(listing)
+    learn(book, listing, pods, now)
+    wanted = frozenset(ids)
+    listed = {
+        f"{entry.namespace}/{entry.name}": entry
+        for entry in listing
+        if any(c.ids(resource) & wanted for c in entry.containers)
+    }
+    if len(listed) > 1:
+        ended = {pod.key for pod in pods.values() if not pod.alive}
+        listed = {key: entry for key, entry in listed.items() if key not in ended} or listed
+    if len(listed) > 1:
+        return Refusal(
+            f"kubelet gave ids of this container to {' and to '.join(sorted(listed))}; it can start when "
+            "the others have ended"
+        )
+    if not listed:
+        return _unlisted(book, resource, wanted, listing, pods, now, fresh=fresh)
+    key, entry = next(iter(listed.items()))
+    pod = next((p for p in pods.values() if p.key == key), None)
+    if pod is None or (not pod.alive and not fresh):
+        return Refusal(f"the API server does not know pod {key}") if fresh else Unsure(key)
+    exact = next((c.name for c in entry.containers if c.ids(resource) == wanted), None)
+    holding = _of_pod(book, resource, wanted, pod, exact)
+    if holding is None or holding.owner is None:
+        if not fresh:
+            return Unsure(key)
+        if exact is None:
+            return Refusal(
+                f"kubelet gave ids of this container to {key}, which asks for another number of them; "
+                "it can start when that one has ended"
+            )
+        return Refusal(
+            f"pod {key} as the API server has it does not ask for the {len(wanted)} ids that its "
+            "container was given; delete the pod and make it anew"
+        )
+    return _in_order(book, Identity(pod, holding.owner.container, holding), listing, pods)
+
+
+def learn(book: Book, listing: Iterable[PodResources], pods: Mapping[str, NodePod], now: float) -> None:
+    """Take pod-resources' word for who holds what. Repeating it changes nothing."""
+    listing = list(listing)
+    pods = book.replanned(pods)
+    by_key = {pod.key: pod for pod in pods.values()}
+    settled = {(h.resource, h.ids): h.owner for h in book.held() if h.certain}
+    for entry in listing:
+        pod = by_key.get(f"{entry.namespace}/{entry.name}")
+        for container in entry.containers:
+            for resource in RESOURCES:
+                ids = container.ids(resource)
+                known = settled.get((resource, ids)) if ids and pod else None
+                if pod and known is not None and known == Owner(pod.uid, container.name):
+                    continue
+                if ids:
+                    asked = pod.request.container(container.name) if pod else None
+                    fits = asked is not None and amount(asked, resource) == len(ids)
+                    owner = Owner(pod.uid, container.name) if pod and fits else None
+                    _learn_one(book, resource, ids, owner, pods, now)
+    if all(holding.certain for holding in book.held()):
+        return
+    for entry in listing:
+        pod = by_key.get(f"{entry.namespace}/{entry.name}")
+        if pod is not None:
+            _learn_inits(book, entry, pod)
+
+
+def _learn_one(
+    book: Book,
+    resource: str,
+    ids: frozenset[str],
+    owner: Owner | None,
+    pods: Mapping[str, NodePod],
+    now: float,
+) -> None:
+    matches = [h for h in book.held() if h.resource == resource and h.ids == ids]
+    mine = next((h for h in matches if owner is not None and h.owner == owner), None)
+    # An app container can hold exactly its init container's ids: the later grant is its own.
+    holding = mine or next((h for h in reversed(matches) if not h.certain), None)
+    if holding is None and matches:
+        return
+    if holding is None:
+        holding = book.write(resource, ids, None, certain=False, now=now)
+    if owner is not None:
+        book.swap_plans(holding.owner, owner, pods)
+        book.give(holding.serial, owner, certain=True)
+
+
+def _learn_inits(book: Book, entry: PodResources, pod: NodePod) -> None:
+    """Ids of which a pod's containers hold some, and which are not theirs, were its init container's."""
+    for resource in RESOURCES:
+        unsure = [h for h in book.held() if h.resource == resource and not h.certain]
+        if not unsure:
+            continue
+        theirs = frozenset().union(*(c.ids(resource) for c in entry.containers))
+        for holding in unsure:
+            if not holding.ids & theirs:
+                continue
+            for container in pod.request.containers:
+                owner = Owner(pod.uid, container.name)
+                if (
+                    container.role is Role.INIT
+                    and amount(container, resource) == len(holding.ids)
+                    and not any(h.owner == owner and h.certain for h in book.held())
+                ):
+                    book.give(holding.serial, owner, certain=True)
+                    break
+
+
+def _of_pod(
+    book: Book, resource: str, ids: frozenset[str], pod: NodePod, container: str | None
+) -> Held | None:
+    """The grant of exactly these ids that is certainly this pod's."""
+    mine = [
+        h
+        for h in book.held()
+        if h.resource == resource and h.ids == ids and h.certain and h.owner and h.owner.uid == pod.uid
+    ]
+    named = next((h for h in mine if h.owner and h.owner.container == container), None)
+    if named or mine:
+        return named or mine[0]
+    if container is not None:
+        return None
+    # An ordinary init container whose grant a former run of the agent wrote down: it restarts.
+    owner = next(iter(inits(book.held(), resource, len(ids), [pod])), None)
+    return book.write(resource, ids, owner, certain=True, now=0.0) if owner else None
+
+
+def _unlisted(
+    book: Book,
+    resource: str,
+    ids: frozenset[str],
+    listing: Sequence[PodResources],
+    pods: Mapping[str, NodePod],
+    now: float,
+    *,
+    fresh: bool,
+) -> Identity | Unsure | Refusal:
+    """An init container of a pod whose other containers ask for nothing: pod-resources has no word on it.
+
+    Pods that ask for the same in this way cannot be told apart; nor need they be, but by name.
+    """
+    holding = next((h for h in book.held() if h.resource == resource and h.ids == ids), None)
+    alone = [pod for pod in pods.values() if pod.alive and _only_init(pod, resource)]
+    owner = holding.owner if holding else None
+    if owner is None or not any(pod.uid == owner.uid for pod in alone):
+        owner = next(iter(inits(book.held(), resource, len(ids), alone)), None)
+    if owner is None:
+        if not fresh:
+            return Unsure("")
+        return Refusal(
+            f"no pod of this node is known that holds these {len(ids)} ids; kubelet will try again"
+        )
+    if holding is None:
+        holding = book.write(resource, ids, None, certain=False, now=now)
+    book.give(holding.serial, owner, certain=True)
+    found = Identity(pods[owner.uid], owner.container, book.get(holding.serial))
+    return _in_order(book, found, listing, pods)
+
+
+def _in_order(
+    book: Book, identity: Identity, listing: Sequence[PodResources], pods: Mapping[str, NodePod]
+) -> Identity | Refusal:
+    """Fail closed: a container whose slice is not what it asked for does not start."""
+    holding, asked = identity.held, identity.pod.request.container(identity.container)
+    where = f"container {identity.container} of {identity.pod.key}"
+    if asked is None or amount(asked, holding.resource) != len(holding.ids):
+        return Refusal(f"{where} holds {len(holding.ids)} ids, which is not what it asks for; delete the pod")
+    if holding.resource == names.GPU_MEM:
+        counts = set(holding.gpus.values())
+        if len(holding.gpus) != asked.across or len(counts) != 1 or sum(holding.gpus.values()) != asked.units:
+            return Refusal(
+                f"{where} asks for {book.ids.gpus.unit.say(asked.units_per_gpu)} on {asked.across} GPU(s), "
+                f"but its ids lie on {len(holding.gpus)}; delete the pod"
+            )
+    for other in book.held():
+        clash = other.resource != holding.resource and other.gpus.keys() & holding.gpus.keys()
+        twice = other.resource == holding.resource and other.ids & holding.ids
+        same = other.owner is not None and other.owner.uid == identity.pod.uid
+        # What has ended, as the API server and kubelet agree, waits here for the next reconciliation.
+        ended = is_over(other, pods) and not _lists(listing, other)
+        if (clash or twice) and not same and other.certain and not ended:
+            return Refusal(
+                f"{where} holds ids of a GPU that another pod has; it starts when that one has ended"
+            )
+    return identity
+
+
+def _lists(listing: Iterable[PodResources], holding: Held) -> bool:
+    """True if some container still has one of these ids, as kubelet sees it."""
+    return any(c.ids(holding.resource) & holding.ids for entry in listing for c in entry.containers)
+
+
+def _only_init(pod: NodePod, resource: str) -> bool:
+    asking = [c for c in pod.request.containers if amount(c, resource)]
+    return bool(asking) and all(c.role is Role.INIT for c in asking)
