@@ -52,6 +52,8 @@ MEMORY_UNIT: Final = "gpuslice.io/memory-unit"
 """What one unit of gpu-mem is on this node: "GiB", "MiB" or a chunk such as "256MiB"."""
 LABEL_GPUSHARE: Final = "gpushare"
 """Node label of gpushare's DaemonSet selector: "true" joins the pool."""
+LABEL_LEADER: Final = "gpuslice.io/leader"
+"""Label of our own pods: "true" on the replica that acts, for a Service to select it by."""
 LABEL_DISABLE_ISOLATION: Final = "cgpu.disable.isolation"
 """Node label; "true" makes the agent add CGPU_DISABLE=true to containers."""
 

@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import click.testing
 import pytest
@@ -22,6 +23,8 @@ from gpuslice.cli.inspect import kubectl_plugin
 from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
 from gpuslice.kube.client import Client
+from gpuslice.kube.http import connect
+from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.apiserver import ApiServer
 from gpuslice.local.apiserver.serve import serving
@@ -110,6 +113,10 @@ def test_starting_imports_nothing_heavy(module: str) -> None:
         (["extender", "--tls-cert", "a"], "--tls-cert and --tls-key go together"),
         (["extender", "--client-ca", "a"], "--client-ca needs --tls-cert and --tls-key"),
         (["extender", "--token-file", "/nowhere"], "error: --token-file: /nowhere cannot be read"),
+        (["scheduler", "--lease", "x"], "'--lease': 'x' is not NAMESPACE/NAME"),
+        (["extender", "--follow-lease", "a/b/c"], "'--follow-lease': 'a/b/c' is not NAMESPACE/NAME"),
+        (["extender", "--lease", "a/b", "--follow-lease", "a/b"], "exclude each other"),
+        (["extender", "--label-leader"], "--label-leader needs --lease"),
         (["agent", "--node", "n", "--devices", "/nowhere"], "error: /nowhere: there is no such file\n"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -203,3 +210,47 @@ async def test_a_port_that_is_taken_is_said_so(served: Path) -> None:
         )
     assert done.returncode == 2
     assert f"error: cannot listen on {address}: Address already in use; choose another port\n" in done.stderr
+
+
+@pytest.mark.timeout(90)
+async def test_of_two_schedulers_one_acts_and_the_other_takes_over(served: Path) -> None:
+    """Both keep their caches; the second binds only once the first has gone."""
+
+    async def start(identity: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gpuslice.cli.main", "scheduler", "--kubeconfig", str(served),
+            "--lease", "default/gpuslice-scheduler", "--identity", identity,
+            stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+
+    client = connect(served)
+
+    async def watched(kind: type[Pod] | type[Lease], name: str, true: Callable[[Any], bool]) -> None:
+        version = (await client.list(kind, "default")).resource_version
+        if true(await client.get(kind, name, "default")):
+            return
+        async for event in client.watch(kind, "default", resource_version=version):
+            if event.object.name == name and true(event.object):
+                return
+
+    async def asks(name: str) -> None:
+        body = pod(name, 1)
+        body["spec"]["schedulerName"] = "gpuslice"
+        del body["metadata"]["uid"]
+        await client.create(Pod.resource, body, "default")
+        await watched(Pod, name, lambda one: bool(one.spec.node_name))
+
+    first = await start("first")
+    async with asyncio.timeout(60):
+        await asks("one")
+        second = await start("second")
+        await asks("two")
+        lease = await client.get(Lease, "gpuslice-scheduler", "default")
+        assert lease.spec.holder_identity == "first"
+        first.terminate()
+        assert await first.wait() == 0
+        await asks("three")
+        await watched(Lease, "gpuslice-scheduler", lambda one: one.spec.holder_identity == "second")
+        second.terminate()
+        assert await second.wait() == 0
+    await client.transport.aclose()

@@ -248,7 +248,12 @@ async def laboratory(
     if controller:
         recorder = EventRecorder(client, "test", clock=clock, new_id=lambda: f"{next(numbers):x}")
         lab.controller = PreemptionController(
-            client, cluster, feed, skip=scheduler_names, clock=clock, recorder=recorder
+            client,
+            cluster,
+            feed,
+            serves=lambda name: name not in scheduler_names,
+            clock=clock,
+            recorder=recorder,
         )
         tasks += [asyncio.create_task(recorder.run()), asyncio.create_task(lab.controller.run())]
     if not late:

@@ -108,7 +108,8 @@ async def test_other_schedulers_pods_are_left_alone_but_counted() -> None:
     async with laboratory() as lab:
         await lab.node("n1", [8], cpu="2")
         await lab.pod("theirs", cpu="1500m", scheduler="someone-else")
-        await lab.client.bind("default", "theirs", (await lab.client.get(Pod, "theirs", "default")).uid, "n1")
+        binding = {"metadata": {"name": "theirs"}, "target": {"kind": "Node", "name": "n1"}}
+        await lab.client.create(Pod.resource, binding, "default", name="theirs", subresource="binding")
         await lab.bound("theirs")
         await lab.pod("ours", cpu="1")
         assert "Insufficient cpu" in await lab.waits("ours")

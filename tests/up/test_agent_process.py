@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 from up_world import cluster_of, deployment, file
 
@@ -25,10 +27,23 @@ spec:
 """
 
 
-async def start_agent(tmp_path: Path, kubelet: Path) -> asyncio.subprocess.Process:
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def ask(port: int, path: str) -> tuple[int, str]:
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        answer = await http.get(f"http://127.0.0.1:{port}{path}")
+        return answer.status_code, answer.text
+
+
+async def start_agent(tmp_path: Path, kubelet: Path, *more: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gpuslice.cli.main", "agent", "--kubeconfig", str(tmp_path / "kubeconfig"),
-        "--node", "one", "--devices", str(tmp_path / "devices.yaml"), "--kubelet-dir", str(kubelet),
+        "--node", "one", "--devices", str(tmp_path / "devices.yaml"), "--kubelet-dir", str(kubelet), *more,
         stderr=asyncio.subprocess.DEVNULL,
         env={**os.environ, "HOME": str(tmp_path)},
     )  # fmt: skip
@@ -52,13 +67,20 @@ async def test_an_agent_of_its_own_offers_its_gpus_and_survives_a_kill(tmp_path:
         await agent.wait()
         async with asyncio.timeout(20):
             await cluster.changed(lambda: offers(0))
-        agent = await start_agent(tmp_path, cluster.folders["one"])
+        port = free_port()
+        agent = await start_agent(tmp_path, cluster.folders["one"], "--probes", f"127.0.0.1:{port}")
         async with asyncio.timeout(20):
             await cluster.changed(lambda: offers(28))
         await kubectl("scale", "deploy/web", "--replicas=4")
         await kubectl("rollout", "status", "deploy/web", "--timeout=20s")
         pods = (await kubectl.read("pods"))["items"]
         assert {pod["metadata"]["annotations"][names.MEM_ASSIGNED] for pod in pods} == {"true"}
+        assert await ask(port, "/healthz") == (200, "ok")
+        assert await ask(port, "/readyz") == (200, "ok")
+        metrics = (await ask(port, "/metrics"))[1]
+        held = [line for line in metrics.splitlines() if line.startswith("gpuslice_gpu_memory_allocated_mib{")]
+        assert sum(float(line.split()[-1]) for line in held) == 4 * 3 * 1024
+        assert {line.partition('uuid="')[2].partition('"')[0] for line in held} == {"GPU-one", "GPU-two"}
         devices.write_text(DEVICES % "false")
         async with asyncio.timeout(20):
             await cluster.changed(lambda: offers(14))

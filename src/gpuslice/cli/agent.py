@@ -35,12 +35,13 @@ from gpuslice.cli import options
     metavar="DIR",
     help="The kubelet's root directory.",
 )
-def agent(kubeconfig: Path | None, node: str, devices: Path, kubelet_dir: Path) -> None:
+@options.probes
+def agent(kubeconfig: Path | None, node: str, devices: Path, kubelet_dir: Path, probes: str | None) -> None:
     from gpuslice.cli.process import serve
 
     async def work() -> None:
         from gpuslice.cli import servers
 
-        await servers.agent(kubeconfig, node, devices, kubelet_dir)
+        await servers.agent(kubeconfig, node, devices, kubelet_dir, probes=probes)
 
     serve(work())

@@ -26,13 +26,7 @@ from gpuslice.cli import options
     metavar="HOST:PORT",
     help="Where to listen; :PORT means all addresses.",
 )
-@click.option(
-    "--policy",
-    type=click.Choice(["binpack", "spread"]),
-    default="binpack",
-    show_default=True,
-    help="Fill the fullest node and GPU that fits, or the emptiest.",
-)
+@options.policy
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Serve HTTPS; PEM.")
 @click.option(
     "--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="The certificate's key; PEM."
@@ -49,6 +43,27 @@ from gpuslice.cli import options
     metavar="FILE",
     help="Let in only requests with this bearer token; probes need none.",
 )
+@options.lease
+@options.identity
+@click.option(
+    "--label-leader",
+    is_flag=True,
+    help="While it holds the Lease, its pod (the identity, in the Lease's namespace) has the label "
+    "gpuslice.io/leader=true.",
+)
+@click.option(
+    "--follow-lease",
+    type=options.NAMESPACED,
+    metavar="NAMESPACE/NAME",
+    help="Act while the kube-scheduler of the same pod holds this Lease.",
+)
+@click.option(
+    "--scheduler-name",
+    "schedulers",
+    multiple=True,
+    metavar="NAME",
+    help="A scheduler for whose pods it makes room; may be repeated; default: all but gpuslice.",
+)
 def extender(
     kubeconfig: Path | None,
     listen: str,
@@ -57,6 +72,11 @@ def extender(
     tls_key: Path | None,
     client_ca: Path | None,
     token_file: Path | None,
+    lease: tuple[str, str] | None,
+    identity: str,
+    label_leader: bool,
+    follow_lease: tuple[str, str] | None,
+    schedulers: tuple[str, ...],
 ) -> None:
     from gpuslice.cli.process import serve
 
@@ -65,11 +85,24 @@ def extender(
     if client_ca is not None and tls_cert is None:
         raise click.UsageError("--client-ca needs --tls-cert and --tls-key")
 
+    if lease and follow_lease:
+        raise click.UsageError("--lease and --follow-lease exclude each other")
+    if label_leader and not lease:
+        raise click.UsageError("--label-leader needs --lease")
+
     async def work() -> None:
         from gpuslice.cli import servers
         from gpuslice.observe.serving import Tls
 
         tls = Tls(tls_cert, tls_key, client_ca) if tls_cert and tls_key else None
-        await servers.extender(kubeconfig, listen, policy=policy, tls=tls, token_file=token_file)
+        await servers.extender(
+            kubeconfig,
+            listen,
+            policy=policy,
+            tls=tls,
+            token_file=token_file,
+            election=servers.Election(lease, identity, label=label_leader, follow=follow_lease),
+            schedulers=schedulers,
+        )
 
     serve(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import click
@@ -17,6 +18,47 @@ output = click.option(
     "--output",
     type=click.Choice(["json", "yaml"]),
     help="Print this instead of a table; memory in MiB.",
+)
+
+policy = click.option(
+    "--policy",
+    type=click.Choice(["binpack", "spread"]),
+    default="binpack",
+    show_default=True,
+    help="Fill the fullest node and GPU that fits, or the emptiest.",
+)
+probes = click.option(
+    "--probes",
+    metavar="HOST:PORT",
+    help="Where to answer /healthz, /readyz and /metrics; default: nowhere.",
+)
+
+
+class _Namespaced(click.ParamType[tuple[str, str]]):
+    name = "NAMESPACE/NAME"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        namespace, _, name = value.partition("/")
+        if not namespace or not name or "/" in name:
+            self.fail(f"{value!r} is not NAMESPACE/NAME, such as gpuslice/scheduler", param, ctx)
+        return namespace, name
+
+
+NAMESPACED = _Namespaced()
+lease = click.option(
+    "--lease",
+    type=NAMESPACED,
+    metavar="NAMESPACE/NAME",
+    help="Of several replicas, only the one that holds this Lease acts; default: it is the only one.",
+)
+identity = click.option(
+    "--identity",
+    default=socket.gethostname,
+    show_default="the host's name",
+    metavar="NAME",
+    help="Who holds the Lease; in a pod, the pod's name.",
 )
 
 

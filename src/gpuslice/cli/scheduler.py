@@ -14,19 +14,18 @@ from gpuslice.cli import options
     + options.examples("gpuslice scheduler --kubeconfig ~/.kube/config")
 )
 @options.kubeconfig
-@click.option(
-    "--policy",
-    type=click.Choice(["binpack", "spread"]),
-    default="binpack",
-    show_default=True,
-    help="Fill the fullest node and GPU that fits, or the emptiest.",
-)
-def scheduler(kubeconfig: Path | None, policy: str) -> None:
+@options.policy
+@options.lease
+@options.identity
+@options.probes
+def scheduler(
+    kubeconfig: Path | None, policy: str, lease: tuple[str, str] | None, identity: str, probes: str | None
+) -> None:
     from gpuslice.cli.process import serve
 
     async def work() -> None:
         from gpuslice.cli import servers
 
-        await servers.scheduler(kubeconfig, policy=policy)
+        await servers.scheduler(kubeconfig, policy=policy, lease=lease, identity=identity, probes=probes)
 
     serve(work())

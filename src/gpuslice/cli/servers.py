@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
+from typing import Final
 
 from gpuslice.cli.reading import connected
-from gpuslice.clock import SystemClock
+from gpuslice.clock import Clock, SystemClock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, Unavailable
+from gpuslice.kube.client import Client
+from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, label_leader
+from gpuslice.names import LABEL_LEADER, SCHEDULER_NAME
 from gpuslice.observe.logging import setup
-from gpuslice.observe.serving import Tls, parse_listen
+from gpuslice.observe.probes import ProbesApp
+from gpuslice.observe.serving import Tls, parse_listen, serving
 from gpuslice.placement.policy import Policy
+
+LOOK_SECONDS: Final = 0.25
+"""How soon a change of the leader is noticed."""
 
 _random = SystemRandom()
 
@@ -22,12 +33,42 @@ def _new_id() -> str:
     return f"{_random.getrandbits(64):016x}"
 
 
+@dataclass(frozen=True, slots=True)
+class Election:
+    """How it is found who of several replicas acts. Leases as (namespace, name); None: it is alone."""
+
+    lease: tuple[str, str] | None
+    identity: str
+    label: bool = False
+    follow: tuple[str, str] | None = None
+
+    def leadership(self, client: Client, clock: Clock) -> Leadership:
+        if self.follow is not None:
+            namespace, name = self.follow
+            hostname = socket.gethostname()
+            return Follower(client, namespace=namespace, name=name, hostname=hostname, clock=clock)
+        if self.lease is None:
+            return Alone()
+        namespace, name = self.lease
+        tell = label_leader(client, namespace, self.identity, LABEL_LEADER) if self.label else None
+        return Candidate(
+            client, namespace=namespace, name=name, identity=self.identity, clock=clock, on_change=tell
+        )
+
+
 async def extender(
-    kubeconfig: Path | None, listen: str, *, policy: str, tls: Tls | None, token_file: Path | None
+    kubeconfig: Path | None,
+    listen: str,
+    *,
+    policy: str,
+    tls: Tls | None,
+    token_file: Path | None,
+    election: Election,
+    schedulers: Collection[str],
 ) -> None:
     """Run the extender until cancelled."""
     from gpuslice.admission.mutate import review
-    from gpuslice.scheduler.extender.service import extender as serving
+    from gpuslice.scheduler.extender.service import extender as serving_extender
 
     setup()
     host, port = parse_listen(listen)
@@ -35,7 +76,7 @@ async def extender(
     token = _read_token(token_file) if token_file else None
     async with (
         connected(kubeconfig) as client,
-        serving(
+        serving_extender(
             client,
             host=host,
             port=port,
@@ -46,27 +87,54 @@ async def extender(
             tls=tls,
             token=token,
             admission=review,
+            leadership=election.leadership(client, clock),
+            serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,
         ),
     ):
         await asyncio.Event().wait()
 
 
-async def scheduler(kubeconfig: Path | None, *, policy: str) -> None:
-    """Run our own scheduler until cancelled."""
+async def scheduler(
+    kubeconfig: Path | None, *, policy: str, lease: tuple[str, str] | None, identity: str, probes: str | None
+) -> None:
+    """Run our own scheduler until cancelled. With a Lease it waits for it, and ends when it is lost.
+
+    A replica that waits keeps its cache complete, so that it can go on at once.
+    """
+    from gpuslice.observe.metrics import Metrics
     from gpuslice.scheduler.service import run_scheduler
+    from gpuslice.scheduler.summary import summed_up
 
     setup()
     clock = SystemClock()
     cluster = Cluster(clock=clock, policy=Policy(policy))
-    async with connected(kubeconfig) as client:
+    metrics = Metrics()
+    async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         feed = ClusterFeed(client, cluster, clock=clock, random=_random.random)
-        work = run_scheduler(client, cluster, feed, clock=clock, new_id=_new_id, random=_random.random)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(work)
-            group.create_task(feed.run())
+        leadership = Election(lease, identity).leadership(client, clock)
+        group.create_task(feed.run())
+        group.create_task(
+            _probes(
+                probes,
+                waits_for=lambda: "" if feed.synced else "the cache is not synced",
+                metrics=lambda: summed_up(cluster, metrics),
+                clock=clock,
+            )
+        )
+        group.create_task(leadership.run())
+        while not leadership.leads:
+            await clock.sleep(LOOK_SECONDS)
+        group.create_task(
+            run_scheduler(client, cluster, feed, clock=clock, new_id=_new_id, random=_random.random)
+        )
+        while leadership.leads:
+            await clock.sleep(LOOK_SECONDS)
+        raise Unavailable("the Lease is lost to another replica, which schedules from now on")
 
 
-async def agent(kubeconfig: Path | None, node: str, devices: Path, kubelet_dir: Path) -> None:
+async def agent(
+    kubeconfig: Path | None, node: str, devices: Path, kubelet_dir: Path, *, probes: str | None
+) -> None:
     """Run a node's agent until cancelled."""
     from gpuslice.config.devices import DevicesFile
     from gpuslice.node.agent import Agent
@@ -90,6 +158,22 @@ async def agent(kubeconfig: Path | None, node: str, devices: Path, kubelet_dir: 
             random=_random.random,
         )
         group.create_task(running.run())
+        group.create_task(_probes(probes, waits_for=running.waits_for, metrics=running.metrics, clock=clock))
+
+
+async def _probes(
+    address: str | None,
+    *,
+    waits_for: Callable[[], str],
+    metrics: Callable[[], Awaitable[bytes]],
+    clock: Clock,
+) -> None:
+    """Answer probes until cancelled, if there is an address to do so at."""
+    if address is None:
+        return
+    host, port = parse_listen(address, field="--probes")
+    async with serving(ProbesApp(waits_for=waits_for, metrics=metrics), host=host, port=port, clock=clock):
+        await asyncio.Event().wait()
 
 
 def _read_token(path: Path) -> str:

@@ -283,18 +283,6 @@ class Client:
             options["propagationPolicy"] = propagation
         await self._send("DELETE", resource.path(namespace, name), body=msgspec.json.encode(options))
 
-    async def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
-        """Bind a pod to a node. Raises Conflict if it is bound already or is another incarnation."""
-        pods = Resource("", "v1", "pods", "Pod")
-        target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        binding = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
-            "target": target,
-        }
-        await self.create(pods, binding, namespace, name=name, subresource="binding")
-
     async def evict(self, namespace: str, name: str, uid: str) -> None:
         """Ask for a pod's eviction, respecting its disruption budgets (429 if they forbid it)."""
         pods = Resource("", "v1", "pods", "Pod")

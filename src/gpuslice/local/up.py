@@ -297,6 +297,7 @@ async def _scheduling(
                 start("scheduler", scheduler)
                 start("controllers", controllers)
                 start("cluster feed", feed.run())
+                start("binder's audit", binder.run())
                 yield _Scheduling(url, certificates.authority, cluster, feed)
         finally:
             await binder.aclose()

@@ -24,6 +24,7 @@ from gpuslice.kube.wire import Node, Pod
 from gpuslice.node.backend import DeviceBackend
 from gpuslice.node.desk import Desk
 from gpuslice.node.deviceids import check_unit
+from gpuslice.node.gauges import render
 from gpuslice.node.kubeletapi import PodResourcesClient, RpcError
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.plugin import Plugin, Station
@@ -64,6 +65,19 @@ class Agent:
         self._unit = unit
         self._clock = clock
         self._random = random
+        self._stations: tuple[Station, ...] = ()
+        self._ledger: Ledger | None = None
+
+    def waits_for(self) -> str:
+        """Why it is not ready, "" once kubelet has both plugins."""
+        missing = [station.resource for station in self._stations if not station.registered]
+        if self._stations and not missing:
+            return ""
+        return f"kubelet has not taken the plugin of {' and '.join(missing)}" if missing else "starting"
+
+    async def metrics(self) -> bytes:
+        """The text for Prometheus."""
+        return render(self._ledger.gpus, self._ledger.held()) if self._ledger is not None else b""
 
     async def run(self) -> None:
         """For ever. Raises InputError if the unit is too fine or a socket is in use."""
@@ -79,7 +93,7 @@ class Agent:
             await kubelet.aclose()
 
     async def _serve(self, gpus: NodeGpus, kubelet: PodResourcesClient) -> None:
-        ledger = Ledger(gpus)
+        ledger = self._ledger = Ledger(gpus)
         node = NodePublisher(
             self._client, self._node, lambda: ledger.gpus, clock=self._clock, random=self._random
         )
@@ -120,8 +134,10 @@ class Agent:
             group.create_task(desk.publisher.run())
             group.create_task(self._follow_devices(desk, node, plugins))
             group.create_task(self._reconcile(desk))
-            for plugin in plugins:
-                station = Station(plugin, self._folder, clock=self._clock, random=self._random)
+            self._stations = tuple(
+                Station(plugin, self._folder, clock=self._clock, random=self._random) for plugin in plugins
+            )
+            for station in self._stations:
                 group.create_task(station.run())
 
     async def _rebuild(self, desk: Desk, pods: Reflector[Pod]) -> None:

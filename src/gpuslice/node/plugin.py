@@ -102,6 +102,15 @@ class Station:
         self._registered_at = 0.0
         self._failures = 0
 
+    @property
+    def resource(self) -> str:
+        return self._plugin.resource
+
+    @property
+    def registered(self) -> bool:
+        """True while the kubelet that runs now knows of the plugin."""
+        return self._known_by is not None
+
     async def run(self) -> None:
         """For ever. Raises InputError if the socket is in use by another process."""
         wake = asyncio.Event()

@@ -118,11 +118,11 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     """Read HOST:PORT (or :PORT for all addresses, [::1]:PORT). Raises InputError."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:32766", field="--listen")
+        raise InputError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:32766", field=field)
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - ":PORT" asks for it
 
 

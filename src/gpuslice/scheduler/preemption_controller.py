@@ -8,7 +8,7 @@ the end of the victims then wakes kube-scheduler by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpuslice import names
@@ -18,6 +18,7 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.leading import Alone, Leadership
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Code
 from gpuslice.scheduler.facts import PodFacts, read_pod
@@ -30,12 +31,15 @@ from gpuslice.scheduler.resources import read_amounts
 PAUSE_SECONDS: Final = 0.2
 """Changes within this time are looked at together; it also lets the other scheduler act first."""
 RETRY_SECONDS: Final = 30.0
-"""Disruption budgets change without an event that we see."""
+"""Disruption budgets change without an event that we see; so does who leads."""
 SINGLE_GPU: Final = frozenset((Code.INSUFFICIENT, Code.INSUFFICIENT_GPUS, Code.NO_WHOLE_GPU))
 
 
 class PreemptionController:
-    """Serves pods of every scheduler but those named in `skip` (our own preempts by itself)."""
+    """Serves the pods of those schedulers, by name, for which `serves` is true (our own preempts by itself).
+
+    Every replica watches, so that it knows whose room is kept; only the one that leads makes room.
+    """
 
     def __init__(
         self,
@@ -43,12 +47,14 @@ class PreemptionController:
         cluster: Cluster,
         feed: ClusterFeed,
         *,
-        skip: Collection[str],
+        serves: Callable[[str], bool],
         clock: Clock,
         recorder: EventRecorder,
+        leadership: Leadership | None = None,
     ) -> None:
         self._cluster = cluster
-        self._skip = frozenset(skip)
+        self._leadership = leadership or Alone()
+        self._serves = serves
         self._clock = clock
         self._recorder = recorder
         self._table = NodeTable()
@@ -71,7 +77,8 @@ class PreemptionController:
                 await self._changed.wait()
                 await self._clock.sleep(PAUSE_SECONDS)
                 self._changed.clear()
-                if await self._round() and (reminder is None or reminder.done()):
+                blocked = await self._round() if self._leadership.leads else bool(self._stuck)
+                if blocked and (reminder is None or reminder.done()):
                     reminder = group.create_task(self._remind())
 
     def kept(self, pod: Pod, nodes: Sequence[str]) -> list[str]:
@@ -164,7 +171,7 @@ class PreemptionController:
     def _waits_for_a_gpu(self, pod: Pod) -> bool:
         return (
             pod.spec.priority > 0
-            and pod.spec.scheduler_name not in self._skip
+            and self._serves(pod.spec.scheduler_name)
             and pod.metadata.deletion_timestamp is None
             and any(
                 c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"

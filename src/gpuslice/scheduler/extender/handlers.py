@@ -6,9 +6,8 @@ pkg/routes); prioritize and preempt are kube-scheduler's, which gpushare lacked.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -26,10 +25,10 @@ from gpuslice.requests.pod import PodRequest
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.extender import wire
 from gpuslice.scheduler.extender.nodelists import NodeList, NodeLists
+from gpuslice.scheduler.summary import summed_up, views
 
 REMEMBERED_PODS: Final = 4096
 """Pods seen by filter and kept for their bind, which names them only: saves reading each again."""
-VIEWS_AT_A_TIME: Final = 10
 """Nodes shown before others get their turn: about half a millisecond."""
 
 _KEPT: Final = np.uint8(CODES.index(Code.INSUFFICIENT))
@@ -204,7 +203,7 @@ class Extender:
     async def inspect(self, node: str | None = None) -> tuple[int, bytes]:
         """gpushare's inspect JSON: all nodes by name, or one. Memory in the node's own unit."""
         if node is None:
-            nodes = [_inspect(view) async for view in self._views() if view.gpus]
+            nodes = [_inspect(view) async for view in views(self._cluster) if view.gpus]
             return 200, msgspec.json.encode({"nodes": nodes})
         view = self._cluster.snapshot(node)
         if view is None:
@@ -213,30 +212,7 @@ class Extender:
 
     async def metrics(self) -> bytes:
         """The text for Prometheus, with the cluster summed up as it is now."""
-        gpus = unhealthy = total = used = unknown = 0
-        async for view in self._views():
-            gpus += len(view.gpus)
-            unhealthy += sum(not gpu.healthy for gpu in view.gpus)
-            total += sum(gpu.total_mib for gpu in view.gpus)
-            used += sum(gpu.used_mib for gpu in view.gpus)
-            unknown += len(view.pending)
-        self._metrics.gpus.set(gpus)
-        self._metrics.unhealthy_gpus.set(unhealthy)
-        self._metrics.memory_mib.set(total)
-        self._metrics.allocated_mib.set(used)
-        self._metrics.unknown_pods.set(unknown)
-        return self._metrics.render()
-
-    async def _views(self) -> AsyncIterator[NodeView]:
-        """All nodes by name. Each is of one moment, the whole is not: 5,000 of them take 0.3 s, in which
-        kube-scheduler must not wait for an answer.
-        """
-        for number, name in enumerate(self._cluster.node_names(), 1):
-            if number % VIEWS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-            view = self._cluster.snapshot(name)
-            if view is not None:
-                yield view
+        return await summed_up(self._cluster, self._metrics)
 
 
 def _inspect(view: NodeView) -> dict[str, object]:

@@ -13,6 +13,7 @@ from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.leading import Leadership
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls, serving
@@ -49,8 +50,13 @@ async def extender(
     tls: Tls | None = None,
     token: str | None = None,
     admission: Callable[[bytes], bytes] | None = None,
+    leadership: Leadership | None = None,
+    serves: Callable[[str], bool] = SCHEDULER_NAME.__ne__,
 ) -> AsyncIterator[Listening]:
     """Run an extender while the block runs. It listens at once and is ready once its cache is complete.
+
+    Every replica answers; of several, only the one that leads evicts pods to make room, and only for pods of
+    schedulers that it `serves`.
 
     Leaving the block turns /readyz to 503, finishes binds in flight, then stops. Raises InputError if the
     address is taken or the TLS files cannot be used; what goes wrong later comes as an ExceptionGroup.
@@ -61,7 +67,7 @@ async def extender(
     recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id)
     # kube-scheduler never asks its extender to make room on a single GPU; this watches for such pods.
     preemption = PreemptionController(
-        client, cluster, feed, skip=(SCHEDULER_NAME,), clock=clock, recorder=recorder
+        client, cluster, feed, serves=serves, clock=clock, recorder=recorder, leadership=leadership
     )
     waker = Waker(client, cluster, feed, clock=clock)
     stopping = False
@@ -80,7 +86,9 @@ async def extender(
             serving(app, host=host, port=port, clock=clock, tls=tls) as (bound_host, bound_port),
             asyncio.TaskGroup() as group,
         ):
-            parts = (feed.run(), binder.run(), recorder.run(), preemption.run(), waker.run(), _settle(feed))
+            parts = [feed.run(), binder.run(), recorder.run(), preemption.run(), waker.run(), _settle(feed)]
+            if leadership is not None:
+                parts.append(leadership.run())
             tasks = [group.create_task(part) for part in parts]
             try:
                 yield Listening(bound_host, bound_port, cluster, feed, binder)

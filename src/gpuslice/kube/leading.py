@@ -1,0 +1,221 @@
+"""Who of several replicas acts: leader election by Lease, and following somebody else's election.
+
+The rules are client-go's (tools/leaderelection): nobody's clock is believed but one's own. A holder is taken
+to be alive for LEASE_SECONDS after the last change of the Lease *as seen here*; it renews every RETRY_SECONDS
+and stops to lead after RENEW_SECONDS without success, which is before anybody else can begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import ClassVar, Final, Protocol
+
+import structlog
+
+from gpuslice.clock import Clock, rfc3339_micro
+from gpuslice.errors import Conflict, GpuSliceError, NotFound
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import KubeObject, Pod, Resource, Wire
+
+LEASE_SECONDS: Final = 15
+RENEW_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 2.0
+REQUEST_SECONDS: Final = 3.0
+"""With the pause between two tries this keeps the end of leading before LEASE_SECONDS."""
+
+_log = structlog.get_logger(__name__)
+
+
+class LeaseSpec(Wire, frozen=True, gc=False):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(KubeObject, frozen=True, gc=False):
+    resource: ClassVar[Resource] = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+    spec: LeaseSpec = LeaseSpec()
+
+
+class Leadership(Protocol):
+    """Tells whether this process is the one that acts."""
+
+    @property
+    def leads(self) -> bool:
+        """True while it does."""
+
+    async def run(self) -> None:
+        """Keep that true, for ever."""
+
+
+class Alone:
+    """No election: the only replica there is."""
+
+    leads = True
+
+    async def run(self) -> None:
+        return
+
+
+class Candidate:
+    """Campaigns for a Lease. `on_change` is told about every beginning and end of leading."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        clock: Clock,
+        on_change: Callable[[bool], Awaitable[None]] | None = None,
+    ) -> None:
+        self.leads = False
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._clock = clock
+        self._on_change = on_change
+        self._seen = ("", "")
+        self._seen_at = 0.0
+        self._renewed_at = 0.0
+        self._told: bool | None = None
+
+    async def run(self) -> None:
+        """Campaign until cancelled; then give the Lease back, so that another can lead at once."""
+        try:
+            while True:
+                began = self._clock.monotonic()
+                try:
+                    async with asyncio.timeout(REQUEST_SECONDS):
+                        self._set(await self._try())
+                    self._renewed_at = began
+                except (GpuSliceError, TimeoutError) as error:
+                    late = self._clock.monotonic() - self._renewed_at
+                    _log.info("lease not renewed", lease=self._name, error=str(error) or "no answer")
+                    if late >= RENEW_SECONDS:
+                        self._set(False)
+                await self._tell()
+                await self._clock.sleep(RETRY_SECONDS)
+        finally:
+            if self.leads:
+                self.leads = False
+                await asyncio.shield(self._release())
+
+    async def _try(self) -> bool:
+        """Take or renew the Lease; False if another one holds it. Raises GpuSliceError."""
+        now = rfc3339_micro(self._clock.now_ns())
+        mine = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": LEASE_SECONDS,
+            "renewTime": now,
+        }
+        try:
+            lease = await self._client.get(Lease, self._name, self._namespace)
+        except NotFound:
+            spec: dict[str, object] = {**mine, "acquireTime": now, "leaseTransitions": 0}
+            body: dict[str, object] = {
+                "apiVersion": Lease.resource.api_version,
+                "kind": Lease.resource.kind,
+                "metadata": {"name": self._name, "namespace": self._namespace},
+                "spec": spec,
+            }
+            try:
+                await self._client.create(Lease.resource, body, self._namespace)
+            except Conflict:
+                return False  # another one was faster
+            return True
+        holder = lease.spec.holder_identity or ""
+        if holder not in ("", self._identity) and not self._is_over(lease):
+            return False
+        change: dict[str, object] = dict(mine)
+        if holder != self._identity:
+            change |= {"acquireTime": now, "leaseTransitions": (lease.spec.lease_transitions or 0) + 1}
+        body = {"metadata": {"resourceVersion": lease.metadata.resource_version}, "spec": change}
+        try:
+            await self._client.patch(Lease, self._name, body, self._namespace)
+        except Conflict:
+            if holder == self._identity:
+                raise  # somebody edited it; the next round renews it
+            return False
+        return True
+
+    def _is_over(self, lease: Lease) -> bool:
+        """True if the holder has not renewed for its time, on our own clock."""
+        record = (lease.metadata.uid, lease.metadata.resource_version)
+        if record != self._seen:
+            self._seen, self._seen_at = record, self._clock.monotonic()
+        allowed = lease.spec.lease_duration_seconds or LEASE_SECONDS
+        return self._clock.monotonic() - self._seen_at >= allowed
+
+    def _set(self, leads: bool) -> None:
+        if leads != self.leads:
+            self.leads = leads
+            what = "leading" if leads else "not leading any more"
+            _log.info(what, lease=self._name, identity=self._identity)
+
+    async def _tell(self) -> None:
+        """Tell what is so; also at the start, since a former life of this process may have led."""
+        if self._on_change is None or self._told == self.leads:
+            return
+        leads = self.leads
+        try:
+            await self._on_change(leads)
+        except GpuSliceError as error:
+            _log.warning("the change of leader is not told yet", lease=self._name, error=str(error))
+        else:
+            self._told = leads
+
+    async def _release(self) -> None:
+        try:
+            lease = await self._client.get(Lease, self._name, self._namespace)
+            if lease.spec.holder_identity == self._identity:
+                body = {
+                    "metadata": {"resourceVersion": lease.metadata.resource_version},
+                    "spec": {"holderIdentity": "", "leaseDurationSeconds": 1},
+                }
+                await self._client.patch(Lease, self._name, body, self._namespace)
+        except GpuSliceError:
+            return  # it runs out by itself
+
+
+class Follower:
+    """Leads while the process beside it holds a Lease: a kube-scheduler of the same pod.
+
+    The extender that kube-scheduler asks is then the one that acts. kube-scheduler calls itself
+    `<hostname>_<uuid>`, and the containers of a pod have one hostname.
+    """
+
+    def __init__(self, client: Client, *, namespace: str, name: str, hostname: str, clock: Clock) -> None:
+        self.leads = False
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._prefix = f"{hostname}_"
+        self._clock = clock
+
+    async def run(self) -> None:
+        while True:
+            try:
+                lease = await self._client.get(Lease, self._name, self._namespace)
+                self.leads = (lease.spec.holder_identity or "").startswith(self._prefix)
+            except NotFound:
+                self.leads = False
+            except GpuSliceError as error:
+                # kube-scheduler fares no better; whoever acted goes on until it is known who does.
+                _log.info("lease not read", lease=self._name, error=str(error))
+            await self._clock.sleep(RETRY_SECONDS)
+
+
+def label_leader(client: Client, namespace: str, pod: str, label: str) -> Callable[[bool], Awaitable[None]]:
+    """For `Candidate`: a label on the leader's own pod, for a Service to select it by."""
+
+    async def change(leads: bool) -> None:
+        body = {"metadata": {"labels": {label: "true" if leads else None}}}
+        await client.patch(Pod, pod, body, namespace)
+
+    return change

@@ -1,0 +1,40 @@
+"""The node's GPUs for Prometheus: what each has, and what is given out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from gpuslice import names
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.node.holdings import Held
+
+LABELS = ("gpu", "uuid", "model")
+
+
+def render(gpus: NodeGpus, held: Iterable[Held]) -> bytes:
+    """The text that /metrics answers: four gauges per GPU."""
+    registry = CollectorRegistry()
+    memory = Gauge("gpuslice_gpu_memory_mib", "Memory of the GPU, MiB.", LABELS, registry=registry)
+    given = Gauge(
+        "gpuslice_gpu_memory_allocated_mib", "Memory given to containers, MiB.", LABELS, registry=registry
+    )
+    containers = Gauge("gpuslice_gpu_containers", "Containers on the GPU.", LABELS, registry=registry)
+    healthy = Gauge("gpuslice_gpu_healthy", "1 if the GPU can be given out.", LABELS, registry=registry)
+    holdings = tuple(held)
+    for gpu in gpus.gpus:
+        labels = (str(gpu.index), gpu.uuid, gpu.model)
+        on_it = [holding for holding in holdings if gpu.uuid in holding.gpus]
+        memory.labels(*labels).set(gpu.memory_mib)
+        given.labels(*labels).set(sum(_mib(gpus, holding, gpu.uuid) for holding in on_it))
+        containers.labels(*labels).set(len(on_it))
+        healthy.labels(*labels).set(gpu.healthy)
+    return generate_latest(registry)
+
+
+def _mib(gpus: NodeGpus, holding: Held, uuid: str) -> int:
+    gpu = gpus.find(uuid)
+    if holding.resource == names.WHOLE_GPU:
+        return gpu.memory_mib if gpu else 0
+    return gpus.unit.to_mib(holding.gpus[uuid])

@@ -1,0 +1,40 @@
+"""/healthz, /readyz and /metrics for processes that serve nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gpuslice.observe.metrics import CONTENT_TYPE
+
+Answer = tuple[int, str, bytes]
+TEXT = "text/plain; charset=utf-8"
+
+
+class ProbesApp:
+    """ASGI 3. `waits_for` says in a few words why the process is not ready, "" once it is."""
+
+    def __init__(self, *, waits_for: Callable[[], str], metrics: Callable[[], Awaitable[bytes]]) -> None:
+        self._waits_for = waits_for
+        self._metrics = metrics
+
+    async def __call__(self, scope: Any, _receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        status, kind, body = await self._answer(scope["method"], scope["path"].rstrip("/"))
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, method: str, path: str) -> Answer:
+        if method not in ("GET", "HEAD"):
+            return 405, TEXT, b"Method Not Allowed\n"
+        match path:
+            case "/healthz":
+                return 200, TEXT, b"ok"
+            case "/readyz":
+                missing = self._waits_for()
+                return (503, TEXT, missing.encode()) if missing else (200, TEXT, b"ok")
+            case "/metrics":
+                return 200, CONTENT_TYPE, await self._metrics()
+        return 404, TEXT, b"404 page not found\n"
