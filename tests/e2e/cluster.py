@@ -95,12 +95,12 @@ class RealCluster:
             raise
 
     def _start(self, slot: Slot) -> None:
-        for number in range(1, self._count + 1):
-            slot.add_address(number)
         self.plane = ControlPlane(self.programs, self.work, slot, self._scheduler_config)
         self.etcd, self.apiserver = self.plane.etcd, self.plane.apiserver
         self.controllers, self.scheduler = self.plane.controllers, self.plane.scheduler
         self._trust = ssl.create_default_context(cafile=str(self.plane.authority.certificate))
+        self.plane.namespace.open()
+        self.plane.namespace.open_switch()
         self.etcd.start()
         self.apiserver.start()
         shell, plugins = packages.busybox(), packages.cni_folder()
@@ -133,6 +133,7 @@ class RealCluster:
         if hasattr(self, "plane"):
             for process in reversed(self.plane.processes):
                 process.stop(3)
+            self.plane.namespace.close()
         if self._slot is not None:
             self._slot.give_back()
             self._slot = None

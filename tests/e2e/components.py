@@ -170,10 +170,9 @@ def _build(part: Part, target: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         if part.version != _pinned(part.name):
             folder = _other_kubernetes(part.version, Path(temporary))
-        tools = re.findall(r"^(?:tool|\t)\s*(\S+)$", (folder / "go.mod").read_text(), re.MULTILINE)
         command = ["go", "build", "-trimpath", f"-ldflags=-s -w {_stamp(part)}", f"-tags={part.tags}"]
         environment = {"CGO_ENABLED": "1" if part.cgo else "0", "GOWORK": "off", "GOOS": "linux"}
-        _go([*command, "-o", str(target), *tools], folder, environment)
+        _go([*command, "-o", str(target), "tool"], folder, environment)
 
 
 def _stamp(part: Part) -> str:

@@ -1,4 +1,5 @@
-"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler, set up as an installer sets them up.
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler, set up as an installer sets them up on a machine
+of their own (see namespaces.py), each at its usual port.
 
 RBAC, the Node authorizer and the ServiceAccount admission are on, and every certificate is verified: what a chart may
 do here it may do on a true cluster. What is left out is what only costs time: leader election and waiting for disks.
@@ -8,12 +9,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .machine import Slot, free_port
+from .machine import Slot
+from .namespaces import Namespace
 from .pki import Authority
 from .processes import Process
 
@@ -32,11 +34,9 @@ class ControlPlane:
     extra: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Chosen once: clients find the server at its address again after a restart.
-        self.port = free_port()
-        self.scheduler_port = free_port()
-        self._etcd_ports = (free_port(), free_port())
-        self.address = self.slot.address(1)
+        self.namespace = Namespace(self.slot, "control", self.work / "control")
+        self.address = self.slot.control_address
+        self.port = 6443
         self.server = f"https://{self.address}:{self.port}"
         self.token = secrets.token_hex(16)
         self.pki = self.work / "pki"
@@ -55,7 +55,7 @@ class ControlPlane:
         self.apiserver = self._process("kube-apiserver", self._apiserver_command)
         self.controllers = self._process("kube-controller-manager", self._controllers_command)
         self.scheduler = self._process("kube-scheduler", self._scheduler_command)
-        self.proxy = self._process("kube-proxy", self._proxy_command)
+        self.proxy = self.proxy_of(self.namespace)
 
     @property
     def processes(self) -> list[Process]:
@@ -81,14 +81,14 @@ class ControlPlane:
         )
         return path
 
-    def _process(self, name: str, command: Any) -> Process:
+    def _process(self, name: str, command: Callable[[], list[str | Path]]) -> Process:
         def with_extra() -> Sequence[str]:
-            return [*map(str, command()), *self.extra.get(name, [])]
+            return [*self.namespace.enter(*command()), *self.extra.get(name, [])]
 
         return Process(name, with_extra, self.work / "logs" / f"{name}.log", self.slot.cgroup)
 
-    def _etcd_command(self) -> list[object]:
-        client, peer = (f"http://127.0.0.1:{port}" for port in self._etcd_ports)
+    def _etcd_command(self) -> list[str | Path]:
+        client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
         return [
             self.programs / "etcd",
             f"--data-dir={self.work / 'etcd'}",
@@ -102,11 +102,10 @@ class ControlPlane:
             "--log-level=warn",
         ]
 
-    def _apiserver_command(self) -> list[object]:
+    def _apiserver_command(self) -> list[str | Path]:
         return [
             self.programs / "kube-apiserver",
-            f"--etcd-servers=http://127.0.0.1:{self._etcd_ports[0]}",
-            "--bind-address=0.0.0.0",
+            "--etcd-servers=http://127.0.0.1:2379",
             f"--secure-port={self.port}",
             f"--advertise-address={self.address}",
             f"--tls-cert-file={self._serving[0]}",
@@ -125,7 +124,7 @@ class ControlPlane:
             "--kubelet-preferred-address-types=InternalIP",
         ]
 
-    def _controllers_command(self) -> list[object]:
+    def _controllers_command(self) -> list[str | Path]:
         return [
             self.programs / "kube-controller-manager",
             f"--kubeconfig={self.kubeconfig}",
@@ -134,11 +133,11 @@ class ControlPlane:
             f"--cluster-signing-cert-file={self.authority.certificate}",
             f"--cluster-signing-key-file={self.authority.key}",
             "--leader-elect=false",
-            "--secure-port=0",
+            f"--flex-volume-plugin-dir={self.work / 'flexvolumes'}",
             *UNTHROTTLED,
         ]
 
-    def _scheduler_command(self) -> list[object]:
+    def _scheduler_command(self) -> list[str | Path]:
         # With --config, kube-scheduler ignores --kubeconfig, --leader-elect and the throttles: all in the file.
         config = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -152,17 +151,23 @@ class ControlPlane:
         return [
             self.programs / "kube-scheduler",
             f"--config={path}",
-            f"--secure-port={self.scheduler_port}",
-            "--bind-address=127.0.0.1",
             "--authorization-always-allow-paths=/healthz,/livez,/readyz,/metrics",
         ]
 
-    def _proxy_command(self) -> list[object]:
-        return [
+    def proxy_of(self, machine: Namespace) -> Process:
+        """kube-proxy for a machine: services work on each, and from the API server to a webhook."""
+        command = [
             self.programs / "kube-proxy",
             f"--kubeconfig={self.kubeconfig}",
-            "--hostname-override=node-1",
+            f"--hostname-override={machine.name}",
             "--proxy-mode=nftables",
-            "--healthz-bind-address=127.0.0.1:0",
-            "--metrics-bind-address=127.0.0.1:0",
+            f"--cluster-cidr={self.slot.pod_networks}",
+            # The kernel keeps these for all machines together; they cannot be set from inside.
+            "--conntrack-max-per-core=0",
+            "--conntrack-tcp-timeout-established=0",
+            "--conntrack-tcp-timeout-close-wait=0",
         ]
+        log = self.work / "logs" / f"{machine.name}-kube-proxy.log"
+        return Process(
+            f"kube-proxy of {machine.name}", lambda: machine.enter(*command), log, self.slot.cgroup
+        )

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .cluster import Object, RealCluster, condition
 from .components import kwok_stages
-from .machine import free_port
 from .processes import Process
 
 MINE = "kwok.x-k8s.io/node"
@@ -75,8 +74,9 @@ def start_kwok(cluster: RealCluster) -> None:
         "--manage-all-nodes=false",
         # A lease per node and 40 s would be most of the load.
         "--node-lease-duration-seconds=200",
-        f"--server-address=127.0.0.1:{free_port()}",
+        "--server-address=127.0.0.1:10247",
     ]
-    kwok = Process("kwok", lambda: command, cluster.work / "logs" / "kwok.log", cluster.etcd.cgroup)
+    enter = cluster.plane.namespace.enter
+    kwok = Process("kwok", lambda: enter(*command), cluster.work / "logs" / "kwok.log", cluster.etcd.cgroup)
     cluster.helpers.append(kwok)
     kwok.start()

@@ -1,8 +1,5 @@
-"""One node: a containerd and a kubelet in a mount namespace of their own, with all the usual paths.
-
-The network namespace is the machine's (each node has an address on `lo` and a bridge for its pods), the cgroups are
-under the cluster's; everything else a pod can see of "the host" is the node's own, so a DaemonSet's hostPath volumes
-mean what they mean on a true node.
+"""One node: a containerd, a kubelet and a kube-proxy on a machine of their own (see namespaces.py), with all the usual
+paths and ports. Only the kernel, the processes and the cgroups are shared, and the node has its own root of these.
 """
 
 from __future__ import annotations
@@ -13,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .controlplane import ControlPlane
-from .machine import MountNamespace, Slot, run
+from .machine import Slot
+from .namespaces import Namespace
 from .processes import Cgroup, Process
 from .waiting import wait
 
@@ -61,12 +59,12 @@ class Node:
         self._images = list(images)
         self._kubelet_config = kubelet or {}
         self._labels = labels or {}
-        self.address = self._slot.address(number)
+        self.address = self._slot.node_address(number)
         self.work = control_plane.work / self.name
         # kubelet takes every pod cgroup below its root for its own and removes those it does not know.
         self.cgroup = Cgroup(f"{self._slot.cgroup.path}/{self.name}")
         self._daemons = Cgroup(f"{self._slot.cgroup.path}/{self.name}-daemons")
-        self._namespace = MountNamespace(self._slot, self.work / "root", [*PATHS, *own_paths])
+        self._namespace = Namespace(self._slot, self.name, self.work, [*PATHS, *own_paths])
         logs = control_plane.work / "logs"
         environment = {"PATH": f"{control_plane.programs}:/usr/sbin:/usr/bin:/sbin:/bin"}
         self.containerd = Process(
@@ -83,10 +81,11 @@ class Node:
             self._daemons,
             environment,
         )
+        self.proxy = control_plane.proxy_of(self._namespace)
 
     @property
     def processes(self) -> list[Process]:
-        return [self.containerd, self.kubelet]
+        return [self.containerd, self.kubelet, self.proxy]
 
     def path(self, path: str) -> Path:
         """Where the machine, and so a test, sees a path of this node."""
@@ -94,7 +93,7 @@ class Node:
 
     def run(self, *command: str | Path, check: bool = True) -> str:
         """Run a program with the node's view of the file system."""
-        return run(*self._namespace.enter(*command), check=check)
+        return self._namespace.run(*command, check=check)
 
     def ctr(self, *arguments: str | Path) -> str:
         """containerd's own client, in the namespace of kubelet's containers."""
@@ -104,15 +103,16 @@ class Node:
         self.ctr("images", "import", archive)
 
     def start(self) -> None:
-        self._slot.add_address(self.number)
         self.cgroup.create()
         self._daemons.create()
         self._namespace.open()
+        self._plane.namespace.plug_in(self._namespace, self.number)
         self._write_configuration()
         self.start_containerd()
         for archive in self._images:
             self.load_image(archive)
         self.kubelet.start()
+        self.proxy.start()
 
     def start_containerd(self) -> None:
         """Start it and wait until it answers."""
@@ -126,10 +126,19 @@ class Node:
         self.start_containerd()
         self.kubelet.start()
 
+    def cut_off(self) -> None:
+        """Take the node's link down: it runs on, and nobody hears of it."""
+        self.run("ip", "link", "set", "eth0", "down")
+
+    def reconnect(self) -> None:
+        self.run("ip", "link", "set", "eth0", "up")
+        # The route went with the link.
+        self.run("ip", "route", "replace", "default", "via", self._slot.control_address)
+
     def stop(self) -> None:
         """End everything of the node, containers included. Its files stay in the work folder."""
-        self.kubelet.stop()
-        self.containerd.stop()
+        for process in reversed(self.processes):
+            process.stop(5)
         self.cgroup.destroy()
         self._daemons.destroy()
         self._namespace.close()
@@ -166,9 +175,6 @@ class Node:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            # Two kubelets share one network: each listens at its own address only.
-            "address": self.address,
-            "healthzBindAddress": self.address,
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},
@@ -198,6 +204,7 @@ class Node:
             "localStorageCapacityIsolation": False,
             "maxPods": 200,
             "staticPodPath": MANIFESTS,
+            "volumePluginDir": "/var/lib/kubelet/volumeplugins",
             **self._kubelet_config,
         }
 
@@ -217,7 +224,6 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.bl
 
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
-  enable_cdi = true
   cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]
 
 [plugins."io.containerd.cri.v1.runtime".cni]
@@ -237,5 +243,5 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.bl
     def _network(self) -> dict[str, Any]:
         ranges = [[{"subnet": self._slot.pod_network(self.number)}]]
         ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
-        bridge = {"type": "bridge", "bridge": self._slot.bridge(self.number), "isGateway": True, "ipam": ipam}
+        bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam}
         return {"cniVersion": "1.0.0", "name": "e2e", "plugins": [{**bridge, "hairpinMode": True}]}

@@ -36,7 +36,7 @@ def main() -> int:
                 print(f"export KUBECONFIG={cluster.kubeconfig}")
                 print(f"alias kubectl={cluster.programs / 'kubectl'} helm={cluster.programs / 'helm'}")
                 for node in cluster.nodes:
-                    print(f"# {node.name}: its file system is at {node.work / 'root'}")
+                    print(f"# {node.name}: its own folders of /etc, /run and /var are under {node.work}")
                 print(f"# logs: {cluster.work / 'logs'}; Ctrl-C ends it", flush=True)
                 signal.pause()
         except KeyboardInterrupt:
