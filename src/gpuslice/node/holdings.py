@@ -9,9 +9,7 @@ from typing import Final
 
 from gpuslice import names
 from gpuslice.node.nodepod import NodePod
-from gpuslice.requests.allocation import Grant
 from gpuslice.requests.pod import ContainerRequest, Role
-from gpuslice.units import MemoryUnit
 
 RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU)
 
@@ -133,14 +131,6 @@ def is_over(holding: Held, pods: Mapping[str, NodePod]) -> bool:
 
 
 def is_init(pod: NodePod, owner: Owner | None) -> bool:
+    """True if that is an ordinary init container of the pod."""
     container: ContainerRequest | None = pod.request.container(owner.container) if owner else None
     return container is not None and container.role is Role.INIT
-
-
-def grants(held: Held, container: str, unit: MemoryUnit, memory: Mapping[str, int]) -> tuple[Grant, ...]:
-    """What was given, in the scheduler's words. `memory`: MiB of every GPU, by UUID."""
-    whole = held.resource == names.WHOLE_GPU
-    return tuple(
-        Grant(container, uuid, memory.get(uuid, 0) if whole else unit.to_mib(count), whole)
-        for uuid, count in held.gpus.items()
-    )
