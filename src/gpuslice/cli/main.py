@@ -9,6 +9,7 @@ from gpuslice.cli.agent import agent
 from gpuslice.cli.explain import explain
 from gpuslice.cli.extender import extender
 from gpuslice.cli.inspect import inspect
+from gpuslice.cli.install import install
 from gpuslice.cli.scheduler import scheduler
 from gpuslice.cli.up import up
 
@@ -19,7 +20,7 @@ def main() -> None:
     """Share GPUs in Kubernetes. To try it without a GPU and without a cluster: gpuslice up."""
 
 
-for command in (up, inspect, explain, extender, scheduler, agent):
+for command in (up, inspect, explain, install, extender, scheduler, agent):
     main.add_command(command)
 
 if __name__ == "__main__":
