@@ -54,11 +54,14 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- $names := list (printf "%s-webhook.%s.svc" (include "gpuslice.fullname" .) .Release.Namespace) -}}
 {{- if eq .Values.scheduler.mode "extender" -}}
 {{- $names = append $names (printf "%s-extender.%s.svc" (include "gpuslice.fullname" .) .Release.Namespace) -}}
+{{- with .Values.scheduler.service.clusterIP -}}
+{{- $names = append $names . -}}
+{{- end -}}
 {{- end -}}
 {{- if .Values.webhook.url -}}
 {{- $names = append $names ((urlParse .Values.webhook.url).hostname | trimPrefix "[" | trimSuffix "]") -}}
 {{- end -}}
-{{ dict "names" $names | toJson }}
+{{ dict "names" (concat $names .Values.tls.names | uniq) | toJson }}
 {{- end }}
 
 {{- define "gpuslice.apiServerEnv" -}}
