@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import threading
@@ -26,7 +27,7 @@ from .images import busybox_image, pause_image
 from .machine import Slot
 from .node import Node
 from .processes import Process
-from .waiting import wait
+from .waiting import NotInTime, wait
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -70,6 +71,7 @@ class RealCluster:
         self._images = list(images)
         self._count = nodes
         self._local = threading.local()
+        self._connections: list[http.client.HTTPSConnection] = []
         self.nodes: list[Node] = []
         self.helpers: list[Process] = []
         self._slot: Slot | None = None
@@ -125,7 +127,9 @@ class RealCluster:
         self.wait(lambda: self.get("serviceaccounts", "default"), 30, "the default service account")
 
     def stop(self) -> None:
-        """End everything, in whatever state it is, and give back what was taken of the machine."""
+        """End everything, in whatever state it is, and give back what was taken of the machine. Logs are kept."""
+        while self._connections:
+            self._connections.pop().close()
         for process in self.helpers:
             process.kill()
         for node in self.nodes:
@@ -137,6 +141,8 @@ class RealCluster:
         if self._slot is not None:
             self._slot.give_back()
             self._slot = None
+            for state in [self.work / "etcd", self.work / "images", *(node.work for node in self.nodes)]:
+                shutil.rmtree(state, ignore_errors=True)
 
     @property
     def kubeconfig(self) -> Path:
@@ -207,6 +213,7 @@ class RealCluster:
             address, port = self.plane.address, self.plane.port
             connection = http.client.HTTPSConnection(address, port, context=self._trust, timeout=30)
             self._local.connection = connection
+            self._connections.append(connection)
         headers = {"Authorization": f"Bearer {self.plane.token}", "Content-Type": content}
         data = None if body is None else json.dumps(body).encode()
         try:
@@ -241,8 +248,17 @@ class RealCluster:
     # --- waiting
 
     def wait(self, condition: Callable[[], T | None], timeout: float, what: str) -> T:
-        """Wait until `condition` answers something true; a failure carries the logs that matter."""
-        return wait(condition, timeout, what, report=self.report)
+        """Wait until `condition` answers something true; a failure carries the logs that matter.
+
+        A component that ended by itself is a failure at once: nobody has to wait for what cannot come.
+        """
+
+        def alive() -> T | None:
+            if dead := [process.failed for process in self.processes if process.failed]:
+                raise NotInTime(f"{'; '.join(dead)}, while waiting for {what}\n{self.report()}")
+            return condition()
+
+        return wait(alive, timeout, what, report=self.report)
 
     def wait_for_pods(
         self, count: int, *, timeout: float = 120, namespace: str = "default", **query: str

@@ -156,7 +156,7 @@ class ControlPlane:
 
     def proxy_of(self, machine: Namespace) -> Process:
         """kube-proxy for a machine: services work on each, and from the API server to a webhook."""
-        command = [
+        command: list[str | Path] = [
             self.programs / "kube-proxy",
             f"--kubeconfig={self.kubeconfig}",
             f"--hostname-override={machine.name}",

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import platform
+import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,24 +77,8 @@ def image(
 
 def busybox_image(archive: Path, busybox: Path) -> Path:
     """`busybox:e2e`: a shell and its tools from one static program."""
-    applets = [
-        "sh",
-        "cat",
-        "date",
-        "echo",
-        "env",
-        "false",
-        "grep",
-        "id",
-        "ls",
-        "mkdir",
-        "nc",
-        "ps",
-        "rm",
-        "sed",
-    ]
-    applets += ["sleep", "sort", "test", "touch", "tr", "true", "wc", "wget"]
-    content: dict[str, Content] = {f"bin/{applet}": Link("busybox") for applet in applets}
+    listed = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    content: dict[str, Content] = {f"bin/{applet}": Link("busybox") for applet in listed}
     content |= {"bin/busybox": busybox, "etc/passwd": b"root:x:0:0:root:/:/bin/sh\n", "tmp/.keep": b""}
     return image(archive, BUSYBOX, content, command=["sh"])
 

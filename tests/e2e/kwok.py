@@ -72,8 +72,9 @@ def start_kwok(cluster: RealCluster) -> None:
         f"--config={config}",
         f"--manage-nodes-with-annotation-selector={MINE}=fake",
         "--manage-all-nodes=false",
-        # A lease per node and 40 s would be most of the load.
-        "--node-lease-duration-seconds=200",
+        # Renewed every quarter of this. Shorter, leases would be most of the load; at 200 s a node is now and then
+        # given up, for the controllers' patience is 50 s.
+        "--node-lease-duration-seconds=120",
         "--server-address=127.0.0.1:10247",
     ]
     enter = cluster.plane.namespace.enter

@@ -6,6 +6,7 @@ lock is free but whose cgroup exists is what a crash left: whoever takes the slo
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import subprocess
 from pathlib import Path
@@ -15,6 +16,8 @@ from .processes import Cgroup
 
 SLOTS = 10
 LOCKS = Path("/run/gpuslice-e2e")
+# The folders that were made to mount on, for the last cluster to remove.
+MADE = LOCKS / "made"
 
 
 class MachineBusyError(Exception):
@@ -39,7 +42,6 @@ class Slot:
     def __init__(self, number: int, lock: IO[str]) -> None:
         self.number = number
         self._lock = lock
-        self._made: list[Path] = []
         self.cgroup = Cgroup(f"gpuslice-e2e-{number}")
         self.control_address = f"10.99.{number}.1"
         self.host_address = f"10.99.{number}.254"
@@ -75,21 +77,26 @@ class Slot:
         return f"10.98.{self.number}.{last}"
 
     def mount_point(self, path: Path) -> None:
-        """See that a folder is there to mount on; what was made goes again with the slot."""
-        for folder in [*reversed(path.parents), path]:
-            if not folder.exists():
-                folder.mkdir()
-                self._made.append(folder)
+        """See that a folder is there to mount on; what was made goes again with the last cluster."""
+        with MADE.open("a") as made:
+            fcntl.flock(made, fcntl.LOCK_EX)
+            for folder in [*reversed(path.parents), path]:
+                if not folder.exists():
+                    folder.mkdir()
+                    made.write(f"{folder}\n")
 
     def give_back(self) -> None:
         """Kill what is left, and remove what was made."""
         self.cgroup.destroy()
-        # Removing a folder would take away what another cluster has mounted on it.
-        if not self._others():
-            for folder in reversed(self._made):
-                if not any(folder.iterdir()):
-                    folder.rmdir()
-        self._made = []
+        with MADE.open("a+") as made:
+            fcntl.flock(made, fcntl.LOCK_EX)
+            # Removing a folder takes away what another cluster has mounted on it.
+            if not self._others():
+                made.seek(0)
+                for folder in sorted(map(Path, made.read().splitlines()), reverse=True):
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+                made.truncate(0)
         self._lock.close()
 
     def _others(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .cluster import Object, RealCluster
+from .cluster import Object, RealCluster, condition
 from .images import BUSYBOX
 
 
@@ -23,7 +23,7 @@ def pod(name: str, command: str, **spec: object) -> Object:
 @pytest.fixture
 def cluster(real_cluster: RealCluster) -> Iterator[RealCluster]:
     yield real_cluster
-    real_cluster.kubectl("delete", "pods,services", "--all", "--wait=true", "--timeout=60s")
+    real_cluster.kubectl("delete", "pods,services", "--selector=!provider", "--wait=true", "--timeout=60s")
 
 
 def test_a_pod_runs_on_each_node_and_answers_logs_and_exec(cluster: RealCluster) -> None:
@@ -62,15 +62,46 @@ def test_nodes_have_host_paths_of_their_own(cluster: RealCluster) -> None:
         assert "kubelet.sock" in said
 
 
-def test_pods_reach_the_api_server_and_each_other_across_nodes(cluster: RealCluster) -> None:
-    cluster.apply(pod("server", "echo answered | nc -l -p 8080; sleep 1000", nodeName="node-1"))
+def test_pods_of_different_nodes_reach_each_other_services_and_the_api_server(cluster: RealCluster) -> None:
+    cluster.apply(pod("server", "while true; do echo answered | nc -l -p 8080; done", nodeName="node-1"))
+    cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "server"},
+            "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
+        }
+    )
     (server,) = cluster.wait_for_pods(1)
-    address = server["status"]["podIP"]
-    asks = f"nc -w 5 {address} 8080; wget -q --no-check-certificate -O - https://$KUBERNETES_SERVICE_HOST/version; sleep 1000"
-    cluster.apply(pod("client", asks, nodeName="node-2"))
+    addresses = [
+        f"{server['status']['podIP']} 8080",
+        f"{cluster.get('services', 'server')['spec']['clusterIP']} 80",
+    ]
+    asks = [f"until nc -w 5 {address}; do sleep 0.2; done" for address in addresses]
+    # The API server tells whoever speaks plain HTTP to it that this is an HTTPS server.
+    asks.append(
+        r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 5 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT"
+    )
+    cluster.apply(pod("client", "; ".join([*asks, "sleep 1000"]), nodeName="node-2"))
     cluster.wait_for_pods(2)
-    cluster.wait(lambda: "gitVersion" in cluster.kubectl("logs", "client"), 20, "the client's two answers")
-    assert "answered" in cluster.kubectl("logs", "client")
+    cluster.wait(
+        lambda: "HTTPS server" in cluster.kubectl("logs", "client"), 20, "the client's three answers"
+    )
+    assert cluster.kubectl("logs", "client").split().count("answered") == 2
+
+
+def test_a_node_that_is_cut_off_is_missed_and_comes_back(cluster: RealCluster) -> None:
+    node = cluster.nodes[1]
+
+    def ready() -> str:
+        return condition(cluster.get("nodes", node.name, namespace=None), "Ready")
+
+    node.cut_off()
+    try:
+        cluster.wait(lambda: ready() == "Unknown", 120, f"{node.name} to be missed")
+    finally:
+        node.reconnect()
+    cluster.wait_for_nodes()
 
 
 def test_components_come_back_after_a_crash(cluster: RealCluster) -> None:
