@@ -33,7 +33,10 @@ CASES = {
     "bundled": Case(),
     "extender": Case(
         {
-            "scheduler": {"mode": "extender", "service": {"type": "NodePort", "nodePort": 32766, "clusterIP": "10.96.7.7"}},
+            "scheduler": {
+                "mode": "extender",
+                "service": {"type": "NodePort", "nodePort": 32766, "clusterIP": "10.96.7.7"},
+            },
             "policy": "spread",
             "tls": {"names": ["192.0.2.8", "control-plane.example"]},
         },
