@@ -17,10 +17,10 @@ unexport VIRTUAL_ENV
 TEST_ARGS ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test lint bench clean
+.PHONY: help demo up test e2e lint manifests image bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
 
 $(UV):
 	@$(INTERPRETER) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gpuslice needs Python 3.11 or newer; choose one with PYTHON=..." >&2; exit 1; }
@@ -39,13 +39,24 @@ up: $(VENV)/.ready ## Start a cluster and keep it up for kubectl (Ctrl-C ends it
 	@$(BIN)/gpuslice up --cluster examples/clusters/laptop.yaml
 
 test: $(VENV)/.ready ## Run the tests
-	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" $(BIN)/pytest $(TEST_ARGS)
+	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" HELM="$$($(TOOLS)/bin/python tools/helm.py)" \
+		$(BIN)/pytest $(TEST_ARGS)
+
+e2e: $(VENV)/.ready ## Run the tests against a real Kubernetes on this machine (root; the first run builds it)
+	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" HELM="$$($(TOOLS)/bin/python tools/helm.py)" \
+		$(BIN)/pytest tests/e2e --timeout=1800
 
 lint: $(VENV)/.ready ## Check format, style, layers and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+manifests: $(VENV)/.ready ## Write deploy/manifests anew from the chart
+	@$(TOOLS)/bin/python tools/manifests.py
+
+image: $(VENV)/.ready ## Build the container image as an archive, without an engine: dist/gpuslice.tar
+	@$(TOOLS)/bin/python tools/image.py
 
 bench: $(VENV)/.ready ## Run the benchmarks by hand; results go to bench/results/
 	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done

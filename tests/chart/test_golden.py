@@ -46,7 +46,7 @@ async def test_every_object_passes_strict_validation(name: str) -> None:
             if one["apiVersion"].partition("/")[0] in FOREIGN:
                 continue
             await _create(server, one)
-            if one["kind"] in ("Deployment", "DaemonSet"):
+            if one["kind"] in ("Deployment", "DaemonSet", "Job"):
                 await _create(server, _pod_of(one))
     finally:
         await server.stop()

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.webhook import WebhookOptions, webhook_options
 
 
 @click.command(
@@ -64,6 +65,8 @@ from gpuslice.cli import options
     metavar="NAME",
     help="A scheduler for whose pods it makes room; may be repeated; default: all but gpuslice.",
 )
+@options.probes
+@webhook_options
 def extender(
     kubeconfig: Path | None,
     listen: str,
@@ -77,6 +80,8 @@ def extender(
     label_leader: bool,
     follow_lease: tuple[str, str] | None,
     schedulers: tuple[str, ...],
+    probes: str | None,
+    webhook: WebhookOptions | None,
 ) -> None:
     from gpuslice.cli.process import serve
 
@@ -103,6 +108,8 @@ def extender(
             token_file=token_file,
             election=servers.Election(lease, identity, label=label_leader, follow=follow_lease),
             schedulers=schedulers,
+            probes=probes,
+            webhook=webhook,
         )
 
     serve(work())

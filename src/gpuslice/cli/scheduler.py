@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.webhook import WebhookOptions, webhook_options
 
 
 @click.command(
@@ -18,14 +19,22 @@ from gpuslice.cli import options
 @options.lease
 @options.identity
 @options.probes
+@webhook_options
 def scheduler(
-    kubeconfig: Path | None, policy: str, lease: tuple[str, str] | None, identity: str, probes: str | None
+    kubeconfig: Path | None,
+    policy: str,
+    lease: tuple[str, str] | None,
+    identity: str,
+    probes: str | None,
+    webhook: WebhookOptions | None,
 ) -> None:
     from gpuslice.cli.process import serve
 
     async def work() -> None:
         from gpuslice.cli import servers
 
-        await servers.scheduler(kubeconfig, policy=policy, lease=lease, identity=identity, probes=probes)
+        await servers.scheduler(
+            kubeconfig, policy=policy, lease=lease, identity=identity, probes=probes, webhook=webhook
+        )
 
     serve(work())

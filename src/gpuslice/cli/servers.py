@@ -11,6 +11,8 @@ from random import SystemRandom
 from typing import Final
 
 from gpuslice.cli.reading import connected
+from gpuslice.cli.webhook import WebhookOptions
+from gpuslice.cli.webhookserver import Webhook
 from gpuslice.clock import Clock, SystemClock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
@@ -65,6 +67,8 @@ async def extender(
     token_file: Path | None,
     election: Election,
     schedulers: Collection[str],
+    probes: str | None,
+    webhook: WebhookOptions | None,
 ) -> None:
     """Run the extender until cancelled."""
     from gpuslice.admission.mutate import review
@@ -74,9 +78,14 @@ async def extender(
     host, port = parse_listen(listen)
     clock = SystemClock()
     token = _read_token(token_file) if token_file else None
-    async with (
-        connected(kubeconfig) as client,
-        serving_extender(
+    async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
+        # With the webhook's authority as the one that clients are asked for, that has to issue for them, too.
+        ours = tls is not None and webhook is not None and tls.client_ca == webhook.folder / "ca.crt"
+        hook = Webhook(client, webhook, clock=clock, client_certificate=ours)
+        group.create_task(hook.run())
+        if tls is not None:
+            await hook.certified()  # the files may be the same
+        async with serving_extender(
             client,
             host=host,
             port=port,
@@ -89,13 +98,24 @@ async def extender(
             admission=review,
             leadership=election.leadership(client, clock),
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,
-        ),
-    ):
-        await asyncio.Event().wait()
+        ) as listening:
+            await _probes(
+                probes,
+                waits_for=lambda: _not_synced(listening.feed) or hook.waits_for(),
+                metrics=listening.metrics,
+                clock=clock,
+            )
+            await asyncio.Event().wait()
 
 
 async def scheduler(
-    kubeconfig: Path | None, *, policy: str, lease: tuple[str, str] | None, identity: str, probes: str | None
+    kubeconfig: Path | None,
+    *,
+    policy: str,
+    lease: tuple[str, str] | None,
+    identity: str,
+    probes: str | None,
+    webhook: WebhookOptions | None,
 ) -> None:
     """Run our own scheduler until cancelled. With a Lease it waits for it, and ends when it is lost.
 
@@ -112,11 +132,13 @@ async def scheduler(
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         feed = ClusterFeed(client, cluster, clock=clock, random=_random.random)
         leadership = Election(lease, identity).leadership(client, clock)
+        hook = Webhook(client, webhook, clock=clock)
+        group.create_task(hook.run())
         group.create_task(feed.run())
         group.create_task(
             _probes(
                 probes,
-                waits_for=lambda: "" if feed.synced else "the cache is not synced",
+                waits_for=lambda: _not_synced(feed) or hook.waits_for(),
                 metrics=lambda: summed_up(cluster, metrics),
                 clock=clock,
             )
@@ -174,6 +196,10 @@ async def _probes(
     host, port = parse_listen(address, field="--probes")
     async with serving(ProbesApp(waits_for=waits_for, metrics=metrics), host=host, port=port, clock=clock):
         await asyncio.Event().wait()
+
+
+def _not_synced(feed: ClusterFeed) -> str:
+    return "" if feed.synced else "the cache is not synced"
 
 
 def _read_token(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ class Listening:
     cluster: Cluster
     feed: ClusterFeed
     binder: Binder
+    metrics: Callable[[], Awaitable[bytes]]
+    """The text for Prometheus."""
 
 
 @asynccontextmanager
@@ -71,8 +73,9 @@ async def extender(
     )
     waker = Waker(client, cluster, feed, clock=clock)
     stopping = False
+    answering = Extender(cluster, client, binder, metrics, kept=preemption.kept, refused=waker.refused)
     app = ExtenderApp(
-        Extender(cluster, client, binder, metrics, kept=preemption.kept, refused=waker.refused),
+        answering,
         metrics,
         clock=clock,
         ready=lambda: feed.synced and not stopping,
@@ -91,7 +94,7 @@ async def extender(
                 parts.append(leadership.run())
             tasks = [group.create_task(part) for part in parts]
             try:
-                yield Listening(bound_host, bound_port, cluster, feed, binder)
+                yield Listening(bound_host, bound_port, cluster, feed, binder, answering.metrics)
             finally:
                 stopping = True
                 for task in tasks:

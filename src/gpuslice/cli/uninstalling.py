@@ -1,0 +1,50 @@
+"""What an installation leaves in the API, taken back: safe to repeat, and to interrupt."""
+
+from __future__ import annotations
+
+from gpuslice import names
+from gpuslice.errors import NotFound
+from gpuslice.kube.client import Client
+from gpuslice.kube.leading import Lease
+from gpuslice.kube.wire import Node
+
+ANNOTATIONS = (names.NODE_GPUS, names.MEMORY_UNIT)
+
+
+async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
+    """Clean all nodes. Returns a line for each thing done. Raises ApiError, Unavailable.
+
+    What kubelet itself says of the resources (aliyun.com/gpu-mem, nvidia.com/gpu) goes with the plugins.
+    """
+    nodes = (await client.list(Node)).items
+    cleaned = [node.name for node in nodes if await _clean(client, node)]
+    done = [f"node {name}: no annotations of ours, no {names.GPU_COUNT}" for name in cleaned]
+    if lease is not None:
+        namespace, name = lease
+        try:
+            await client.delete(Lease.resource, name, namespace)
+        except NotFound:
+            return done
+        done.append(f"lease {namespace}/{name}: deleted")
+    return done
+
+
+async def _clean(client: Client, node: Node) -> bool:
+    """True if there was something to do; a node that goes meanwhile is clean.
+
+    A node without our annotations is not ours: its count may be of a gpushare that stays. So they go last.
+    """
+    written = [key for key in ANNOTATIONS if key in node.annotations]
+    if not written:
+        return False
+    amounts = {"capacity": node.status.capacity or {}, "allocatable": node.status.allocatable or {}}
+    counted = [kind for kind, have in amounts.items() if names.GPU_COUNT in have]
+    try:
+        if counted:
+            body: dict[str, object] = {"status": {kind: {names.GPU_COUNT: None} for kind in counted}}
+            await client.patch(Node, node.name, body, subresource="status")
+        body = {"metadata": {"annotations": dict.fromkeys(written)}}
+        await client.patch(Node, node.name, body)
+    except NotFound:
+        return False
+    return True
