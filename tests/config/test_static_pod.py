@@ -120,6 +120,25 @@ def test_https_carries_the_ca_along(tmp_path: Path) -> None:
     assert extender["urlPrefix"] == "https://10.0.0.9:443/gpushare-scheduler"
     assert extender["enableHTTPS"] is True
     assert extender["tlsConfig"] == {"caData": "UEVN"}
+    client = ["--client-cert", str(tmp_path / "ca.crt"), "--client-key", str(tmp_path / "ca.crt")]
+    (extender,) = printed("--url", url, *client, "--server-name", "gpuslice.svc")["extenders"]
+    assert extender["tlsConfig"] == {"serverName": "gpuslice.svc", "certData": "UEVN", "keyData": "UEVN"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--url", "nonsense"], "is not http://HOST:PORT"),
+        (["--ca", "x"], "are for an https --url"),
+        (["--url", "https://a", "--client-cert", "x"], "go together"),
+        (["--kubernetes", "two"], "is not a version such as 1.36"),
+        (["--undo"], "--undo needs --manifest"),
+    ],
+)
+def test_what_does_not_go_together_is_said(words: list[str], sentence: str) -> None:
+    result = click.testing.CliRunner().invoke(main, ["install", "scheduler-config", *words])
+    assert result.exit_code == 2
+    assert sentence in result.output
 
 
 def test_a_static_pod_is_wired_and_unwired(host: Host) -> None:

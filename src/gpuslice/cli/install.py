@@ -61,6 +61,16 @@ def install() -> None:
 )
 @click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="Who signed it, for https; PEM.")
 @click.option(
+    "--client-cert",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="kube-scheduler's own certificate, if the extender asks for one; PEM.",
+)
+@click.option("--client-key", type=click.Path(path_type=Path), metavar="FILE", help="Its key; PEM.")
+@click.option(
+    "--server-name", metavar="NAME", help="Whom the extender's certificate is for, if not the URL's."
+)
+@click.option(
     "--kubernetes",
     "version",
     type=_Version(),
@@ -100,6 +110,9 @@ def install() -> None:
 def scheduler_config(
     url: str,
     ca: Path | None,
+    client_cert: Path | None,
+    client_key: Path | None,
+    server_name: str | None,
     version: tuple[int, int],
     scheduler_kubeconfig: str | None,
     manifest: Path | None,
@@ -114,8 +127,20 @@ def scheduler_config(
 
     if undo and manifest is None:
         raise click.UsageError("--undo needs --manifest")
+    if (client_cert is None) != (client_key is None):
+        raise click.UsageError("--client-cert and --client-key go together")
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
+        raise click.UsageError(f"--url: {url!r} is not http://HOST:PORT or https://HOST:PORT")
+    if (ca or client_cert or server_name) and not url.startswith("https:"):
+        raise click.UsageError("--ca, --client-cert and --server-name are for an https --url")
     try:
-        wiring = Wiring(_checked(url, ca), version, ca.read_bytes() if ca else None)
+        wiring = Wiring(
+            url,
+            version,
+            ca.read_bytes() if ca else None,
+            (client_cert.read_bytes(), client_key.read_bytes()) if client_cert and client_key else None,
+            server_name,
+        )
         if manifest is None:
             click.echo(text_of(render(wiring, scheduler_kubeconfig), wiring), nl=False)
             return
@@ -144,11 +169,3 @@ def _report_undo(pod: StaticPod, dry_run: bool) -> None:
         return
     for line in pod.undo() or ["nothing to undo: nothing of ours in it"]:
         click.echo(line)
-
-
-def _checked(url: str, ca: Path | None) -> str:
-    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-        raise click.UsageError(f"--url: {url!r} is not http://HOST:PORT or https://HOST:PORT")
-    if ca is not None and not url.startswith("https:"):
-        raise click.UsageError("--ca is for an https --url")
-    return url

@@ -28,11 +28,17 @@ _POLICY: Final = "--policy-config-file"
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How a kube-scheduler of that version, (major, minor), reaches the extender. `ca`: PEM, for https."""
+    """How a kube-scheduler of that version, (major, minor), reaches the extender.
+
+    For https, all PEM: `ca` signed the extender's certificate, which is for `server_name` where the URL has
+    another one; `client` is the certificate and the key that the extender asks for.
+    """
 
     url: str
     version: tuple[int, int]
     ca: bytes | None = None
+    client: tuple[bytes, bytes] | None = None
+    server_name: str | None = None
     weight: int = 5
 
     @property
@@ -66,8 +72,15 @@ def extender_of(wiring: Wiring) -> Json:
             {"name": name, "ignoredByScheduler": False} for name in (names.GPU_MEM, names.WHOLE_GPU)
         ],
     }
-    if https and wiring.ca is not None:
-        entry["tlsConfig"] = {"caData": b64encode(wiring.ca).decode()}
+    tls: Json = {}
+    if wiring.server_name is not None:
+        tls["serverName"] = wiring.server_name
+    if wiring.ca is not None:
+        tls["caData"] = b64encode(wiring.ca).decode()
+    if wiring.client is not None:
+        tls["certData"], tls["keyData"] = (b64encode(part).decode() for part in wiring.client)
+    if tls:
+        entry["tlsConfig"] = tls
     return entry
 
 
