@@ -127,6 +127,29 @@ def test_a_burst_of_equal_pods_is_admitted_whatever_comes_between(data: st.DataO
             data.draw(st.sampled_from([world.tell, world.restart_agent, world.publish, world.reconcile]))()
 
 
+@given(st.data(), st.integers(0, 999))
+@settings(max_examples=100, deadline=None)
+def test_rounds_of_unequal_bursts_with_deletions_between(data: st.DataObject, seed: int) -> None:
+    """Also with restarts and crashes in between: every pod finds the room that its scheduler saw."""
+    world = NodeWorld(8, 8, 16, 10, seed=seed)
+    for _ in range(data.draw(st.integers(1, 4))):
+        burst = fill(world, data.draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=12)))
+        for uid in data.draw(st.permutations(burst)):
+            if data.draw(st.booleans()):
+                data.draw(
+                    st.sampled_from([world.tell, world.restart_agent, world.reconcile, world.publish])
+                )()
+            if data.draw(st.integers(0, 9)) == 0:
+                assert not world.admit(uid, crash_at=0)
+                assert not world.failures
+            assert world.admit(uid), world.failures
+        for uid in data.draw(st.permutations(burst)):
+            assert_starts(world, uid)
+        for uid in data.draw(st.lists(st.sampled_from(sorted(world.runs)), unique=True)):
+            world.runs.pop(uid)
+            world.remove(uid)
+
+
 def test_a_gpu_changes_its_mode_as_soon_as_the_last_share_has_ended() -> None:
     """Shares out, whole in, and back: admitted and started without waiting for a look at pod-resources."""
     world = NodeWorld(8)

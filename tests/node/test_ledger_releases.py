@@ -95,6 +95,26 @@ def test_a_container_goes_elsewhere_only_after_a_look() -> None:
     assert world.gpus_of(first)["c0"] == set(planned.gpus)
 
 
+def test_a_restarted_agent_knows_whose_place_a_swapped_pod_has_taken() -> None:
+    """Who it was taken for is forgotten then; that one is still to find the place that is free instead."""
+    world = NodeWorld(8, 8)
+    first, beside_first, third, beside_third = (make(world, app(units)) for units in (3, 5, 3, 5))
+    assert world.admit(third)
+    assert world.gpus_of(third)["c0"] == {"GPU-n1-0"}, "it was taken for the first"
+    world.restart_agent()
+    for uid in (first, beside_first, beside_third):
+        assert world.admit(uid), world.failures
+
+
+def test_after_a_lost_admission_two_equal_pods_can_still_be_confused() -> None:
+    """The place of the lost one is where the pod will go that was taken for it last."""
+    world = NodeWorld(8, 8)
+    first, beside_first, third, beside_third = (make(world, app(units)) for units in (3, 5, 3, 5))
+    assert not world.admit(first, crash_at=0)
+    for uid in (first, third, beside_first, beside_third):
+        assert world.admit(uid), world.failures
+
+
 def test_an_unlisted_container_does_not_start_on_ids_that_another_pod_has() -> None:
     """An init container's ids, given out once more: the one that pod-resources names is not the one that starts."""
     world = NodeWorld(10)

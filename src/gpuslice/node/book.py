@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.node.deviceids import DeviceIds
-from gpuslice.node.holdings import Held, Owner
+from gpuslice.node.holdings import Held, Owner, amount
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation, Grant
+from gpuslice.requests.pod import Role
 
 
 class Book:
@@ -98,15 +99,46 @@ class Book:
         """True if a pod's plan is not what its scheduler wrote."""
         return any(owner.uid == uid for owner in self._plans)
 
-    def swap_plans(self, former: Owner | None, owner: Owner, pods: Mapping[str, NodePod]) -> None:
-        """Somebody came who was taken for another: that one will come yet, and finds his place free."""
-        if former is None or former == owner or former.uid not in pods:
+    def hand_over(self, holding: Held, owner: Owner, pods: Mapping[str, NodePod]) -> None:
+        """Before `give`: an owner that turned up at another's place leaves his own to that one.
+
+        The other is who was taken for the owner or, if that is forgotten, somebody who was planned there.
+        """
+        pod = pods.get(owner.uid)
+        place = self._place(owner, pods)
+        if pod is None or any(other.owner == owner for other in self._held.values()):
             return
-        if any(holding.owner == owner for holding in self._held.values()):
-            return
-        plan = pods[owner.uid].planned
-        self._plans[former] = tuple(grant.gpu for grant in plan.of(owner.container)) if plan else ()
-        self._touched.add(former.uid)
+        displaced = holding.owner
+        if displaced is None and place and set(place) != set(holding.gpus):
+            displaced = self._planned_at(holding, owner, pods)
+        if displaced is not None and displaced != owner and displaced.uid in pods:
+            self.replan(displaced, place)
+
+    def replan(self, owner: Owner, gpus: tuple[str, ...]) -> None:
+        """A container that waits will find room there."""
+        self._plans[owner] = gpus
+        self._touched.add(owner.uid)
+
+    def _place(self, owner: Owner, pods: Mapping[str, NodePod]) -> tuple[str, ...]:
+        plan = self.planned(pods[owner.uid]) if owner.uid in pods else None
+        return tuple(grant.gpu for grant in plan.of(owner.container)) if plan else ()
+
+    def _planned_at(self, holding: Held, but: Owner, pods: Mapping[str, NodePod]) -> Owner | None:
+        """A container without ids that asks for as much and is planned on these GPUs."""
+        owned = {other.owner for other in self._held.values()}
+        for pod in sorted(pods.values(), key=lambda p: (p.since, p.key)):
+            if not pod.alive or any(c.role is Role.INIT for c in pod.request.containers):
+                continue
+            for container in pod.request.containers:
+                owner = Owner(pod.uid, container.name)
+                if (
+                    owner != but
+                    and owner not in owned
+                    and amount(container, holding.resource) == len(holding.ids)
+                    and set(self._place(owner, pods)) == set(holding.gpus)
+                ):
+                    return owner
+        return None
 
     def replanned(self, pods: Mapping[str, NodePod]) -> Mapping[str, NodePod]:
         """The pods with the plans as they are now."""
