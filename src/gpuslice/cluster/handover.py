@@ -24,17 +24,19 @@ def is_assigned(record: PodRecord) -> bool:
 def hand_over(old: PodRecord, new: PodRecord, others: Iterable[PodRecord]) -> list[PodRecord]:
     """A pod turned up elsewhere than it was counted: the records that are to be counted elsewhere for it.
 
-    `others`: the node's other pods. Only plans give way, and only to an equal charge; the totals of the GPUs
-    then stay as they were.
+    `others`: the node's other pods, in any order. Only plans give way, and only to an equal charge; the
+    totals of the GPUs then stay as they were.
     """
     lost = [charge for charge in old.charges if charge not in new.charges]
-    plans = [record for record in others if not is_assigned(record)]
+    plans: list[PodRecord] | None = None
     moved: list[PodRecord] = []
     for gain in (charge for charge in new.charges if charge not in old.charges):
         left = next((c for c in lost if c.whole == gain.whole and (c.whole or c.mib == gain.mib)), None)
         if left is None:
             continue
-        loser = next((record for record in plans if gain in record.charges), None)
+        if plans is None:
+            plans = [record for record in others if not is_assigned(record)]
+        loser = min((r for r in plans if gain in r.charges), key=lambda r: (r.key, r.uid), default=None)
         if loser is None:
             continue
         lost.remove(left)

@@ -310,7 +310,8 @@ class Cluster:
             return replace(new, charges=old.charges)
         if all(charge in old.charges for charge in new.charges):
             return new  # it is where it was counted: nobody has to give way
-        others = [record for record in self.pods_on(new.node) if record.uid != new.uid]
+        siblings = self._on_node.get(new.node, ())
+        others = (self._pods[uid] for uid in siblings if uid != new.uid)
         for moved in hand_over(old, new, others):
             self._uncharge(self._pods[moved.uid])
             self._charge(moved)

@@ -24,6 +24,7 @@ class Book:
         self.calls = 0
         """How many calls of the kubelet there were: it makes them one after the other."""
         self._held: dict[int, Held] = {}
+        self._by_pod: dict[str, set[int]] = {}
         self._serial = 0
         self._plans: dict[Owner, tuple[str, ...]] = {}
         self._touched: set[str] = set()
@@ -32,6 +33,10 @@ class Book:
     def held(self) -> list[Held]:
         """Everything that is given out, in the order of the kubelet's calls."""
         return list(self._held.values())
+
+    def held_by(self, uid: str) -> list[Held]:
+        """What a pod is taken to hold."""
+        return [self._held[serial] for serial in sorted(self._by_pod.get(uid, ()))]
 
     def get(self, serial: int) -> Held:
         """A grant as it is now."""
@@ -50,14 +55,16 @@ class Book:
         self._serial += 1
         gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, ids).items()}
         written = Held(self._serial, resource, ids, gpus, owner, certain, self.calls, now)
-        self._held[written.serial] = written
+        self._put(written)
         if owner is not None:
             self._touched.add(owner.uid)
         return written
 
     def release(self, holding: Held) -> None:
         """Nobody has these ids any more."""
-        self._held.pop(holding.serial, None)
+        known = self._held.pop(holding.serial, None)
+        if known is not None:
+            self._unlink(known)
 
     def give(self, serial: int, owner: Owner, *, certain: bool) -> None:
         """Make a container the owner of a grant; who was taken for it gets the other's in return."""
@@ -65,7 +72,7 @@ class Book:
         if holding.owner == owner and (holding.certain or not certain):
             return
         former = holding.owner
-        for other in self.held():
+        for other in self.held_by(owner.uid):
             if other.owner == owner and other.serial != serial:
                 same = other.resource == holding.resource and len(other.ids) == len(holding.ids)
                 self.change(other, former if same else None, certain=False)
@@ -73,8 +80,23 @@ class Book:
 
     def change(self, holding: Held, owner: Owner | None, *, certain: bool) -> None:
         """Say of one grant whose it is, whatever the others are."""
-        self._held[holding.serial] = replace(holding, owner=owner, certain=certain)
+        self._put(replace(holding, owner=owner, certain=certain))
         self._touched |= {one.uid for one in (holding.owner, owner) if one is not None}
+
+    def _put(self, holding: Held) -> None:
+        known = self._held.get(holding.serial)
+        if known is not None:
+            self._unlink(known)
+        self._held[holding.serial] = holding
+        if holding.owner is not None:
+            self._by_pod.setdefault(holding.owner.uid, set()).add(holding.serial)
+
+    def _unlink(self, holding: Held) -> None:
+        if holding.owner is not None:
+            mine = self._by_pod[holding.owner.uid]
+            mine.discard(holding.serial)
+            if not mine:
+                del self._by_pod[holding.owner.uid]
 
     def take_touched(self) -> set[str]:
         """Uids of the pods of which something else is known than when this was last asked."""
@@ -99,6 +121,13 @@ class Book:
         """True if a pod's plan is not what its scheduler wrote."""
         return any(owner.uid == uid for owner in self._plans)
 
+<<<<<<< src/gpuslice/node/book.py
+    def swap_plans(self, former: Owner | None, owner: Owner, pods: Mapping[str, NodePod]) -> None:
+        """Somebody came who was taken for another: that one will come yet, and finds his place free."""
+        if former is None or former == owner or former.uid not in pods:
+            return
+        if any(holding.owner == owner for holding in self.held_by(owner.uid)):
+=======
     def hand_over(self, holding: Held, owner: Owner, pods: Mapping[str, NodePod]) -> None:
         """Before `give`: an owner that turned up at another's place leaves his own to that one.
 
@@ -107,6 +136,7 @@ class Book:
         pod = pods.get(owner.uid)
         place = self._place(owner, pods)
         if pod is None or any(other.owner == owner for other in self._held.values()):
+>>>>>>> /tmp/hm/mine
             return
         displaced = holding.owner
         if displaced is None and place and set(place) != set(holding.gpus):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from gpuslice import names
@@ -12,6 +12,7 @@ from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.pod import ContainerRequest, Role
 
 RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU)
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +88,35 @@ def wishes(
     The kubelet admits one pod at a time and its containers in order, so the next container of the pod it is
     at (`current`, a uid) is likeliest; then the pods by the time of their bind, and of each pod the first.
     """
-    owned = {(h.owner.uid, h.owner.container) for h in held if h.owner is not None}
-    served = Counter(uid for uid, _ in owned)
-    found: list[tuple[tuple[bool, bool, bool, int, str], Wish]] = []
-    for pod in pods.values():
-        containers = pod.request.containers
+    found: list[tuple[bool, bool, bool, int, str, int, Wish]] = []
+    for wish, is_next in waiting(pods, held, resource, size):
+        pod = wish.pod
+        # A pod without a time of bind was placed by nobody: it comes last.
+        when = pod.since or 2**63
+        is_current = is_next and pod.uid == current
+        found.append((not is_current, pod.leaving, not is_next, when, pod.key, wish.position, wish))
+    return [rank[-1] for rank in sorted(found, key=itemgetter(0, 1, 2, 3, 4, 5))]
+
+
+def waiting(
+    pods: Mapping[str, NodePod], held: Iterable[Held], resource: str, size: int
+) -> Iterator[tuple[Wish, bool]]:
+    """The containers that wait for exactly that much, and of each if it is the next of its pod."""
+    owned: dict[str, set[str]] = {}
+    for holding in held:
+        if holding.owner is not None:
+            owned.setdefault(holding.owner.uid, set()).add(holding.owner.container)
+    for uid, pod in pods.items():
+        containers, served = pod.request.containers, owned.get(uid, _NONE)
         # Most pods of a node have all they asked for: this must cost nothing for them.
-        if served[pod.uid] >= len(containers) or not pod.alive:
+        if len(served) >= len(containers) or not pod.alive:
             continue
-        waiting = [
-            (position, container)
-            for position, container in enumerate(containers)
-            if (pod.uid, container.name) not in owned
-        ]
-        for position, container in waiting:
-            if amount(container, resource) == size:
-                is_next = position == waiting[0][0]
-                # A pod without a time of bind was placed by nobody: it comes last.
-                when = pod.since or 2**63
-                rank = (not (is_next and pod.uid == current), pod.leaving, not is_next, when, pod.key)
-                found.append((rank, Wish(pod, container, position)))
-    return [wish for _, wish in sorted(found, key=lambda pair: (pair[0], pair[1].position))]
+        is_next = True
+        for position, container in enumerate(containers):
+            if container.name not in served:
+                if amount(container, resource) == size:
+                    yield Wish(pod, container, position), is_next
+                is_next = False
 
 
 def inits(held: Iterable[Held], resource: str, size: int, pods: Iterable[NodePod]) -> list[Owner]:

@@ -103,7 +103,7 @@ def learn(book: Book, listing: Iterable[PodResources], pods: Mapping[str, NodePo
         return
     for entry in listing:
         pod = by_key.get(f"{entry.namespace}/{entry.name}")
-        if pod is not None:
+        if pod is not None and any(c.role is Role.INIT for c in pod.request.containers):
             _learn_inits(book, entry, pod)
 
 
@@ -124,7 +124,7 @@ def _learn_one(
     if holding is None:
         holding = book.write(resource, ids, None, certain=False, now=now)
     if owner is not None:
-        book.hand_over(holding, owner, pods)
+        book.swap_plans(holding.owner, owner, pods)
         book.give(holding.serial, owner, certain=True)
 
 

@@ -28,6 +28,7 @@ from gpuslice.node.holdings import (
     inits,
     is_init,
     is_over,
+    waiting,
     wishes,
 )
 from gpuslice.node.kubeletmessages import PodResources
@@ -79,6 +80,10 @@ class Ledger:
         """Where a pod's containers are meant to be: the scheduler's plan with the parts that were swapped."""
         return self._book.planned(pod)
 
+    def held_by(self, uid: str) -> list[Held]:
+        """What a pod is taken to hold, whether it is certain or not."""
+        return self._book.held_by(uid)
+
     def is_swapped(self, uid: str) -> bool:
         """True if a pod's plan is not what its scheduler wrote."""
         return self._book.is_swapped(uid)
@@ -121,7 +126,7 @@ class Ledger:
 
     def expects(self, resource: str, size: int, pods: Mapping[str, NodePod]) -> bool:
         """True if a container that asks for that much is known to wait."""
-        return bool(self._wishes(resource, size, pods))
+        return any(True for _ in waiting(pods, self._book.held(), resource, size))
 
     def allocate(
         self, resource: str, ids: Collection[str], pods: Mapping[str, NodePod], now: float
@@ -236,8 +241,7 @@ class Ledger:
         if pod is not None and alive and is_init(pod, holding.owner):
             return True
         explained = fresh or (holding.owner is not None and not alive)
-        if alive and holding.owner is not None:
-            self._book.replan(holding.owner, tuple(holding.gpus))
+        if alive:
             self._book.change(holding, None, certain=False)
         owned = {h.owner for h in self._book.held()}
         living = [pod for pod in pods.values() if pod.alive]
@@ -248,6 +252,11 @@ class Ledger:
 
     def _wishes(self, resource: str, size: int, pods: Mapping[str, NodePod]) -> list[Wish]:
         return wishes(pods, self._book.held(), resource, size, self._current)
+
+    def _waits(self, owner: Owner, resource: str, size: int, pods: Mapping[str, NodePod]) -> bool:
+        """True if that container is still without its ids."""
+        mine = {owner.uid: pod} if (pod := pods.get(owner.uid)) else {}
+        return any(wish.owner == owner for wish, _ in waiting(mine, self._book.held(), resource, size))
 
     def _closed(self, resource: str, gpus: Mapping[str, int], pods: Mapping[str, NodePod]) -> Refusal | None:
         """Why one of these GPUs must not give out anything of this resource."""
@@ -318,20 +327,20 @@ class Ledger:
         self, resource: str, ids: frozenset[str], gpus: Mapping[str, int], pods: Mapping[str, NodePod]
     ) -> Owner | Refusal | None:
         """Who gets ids that nobody holds: the container that they were chosen for, or whom they suit."""
-        waiting = self._wishes(resource, len(ids), pods)
         if self._preferred[:2] == (resource, ids):
             meant = self._preferred[2]
-            if meant is None or any(wish.owner == meant for wish in waiting):
+            if meant is None or self._waits(meant, resource, len(ids), pods):
                 return meant
+        asking = self._wishes(resource, len(ids), pods)
         if resource == names.WHOLE_GPU:
-            return waiting[0].owner if waiting else None
+            return asking[0].owner if asking else None
         even = len(set(gpus.values())) == 1
-        suited = [wish for wish in waiting if even and wish.container.across == len(gpus)]
+        suited = [wish for wish in asking if even and wish.container.across == len(gpus)]
         if len(gpus) > 1 and not suited:
             return self._scattered(gpus, len(ids))
-        if waiting and not suited:
+        if asking and not suited:
             return Refusal(
-                f"the container is to have its memory on {waiting[0].container.across} GPUs, but kubelet "
+                f"the container is to have its memory on {asking[0].container.across} GPUs, but kubelet "
                 "gives out all that is left, which is on one"
             )
         planned = [wish for wish in suited if set(wish.planned) == set(gpus)]

@@ -34,10 +34,11 @@ class NodePod:
     since: int = 0
     problem: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
+    key: str = field(init=False)
+    """`namespace/name`. A field, since every start of a container looks at those of all pods."""
 
-    @property
-    def key(self) -> str:
-        return f"{self.namespace}/{self.name}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
 
 
 def read_pod(pod: Pod, gpus: NodeGpus) -> NodePod:

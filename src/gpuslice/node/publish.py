@@ -58,7 +58,7 @@ def allocation_of(pod: NodePod, ledger: Ledger) -> Allocation:
 
 def _mine(pod: NodePod, ledger: Ledger) -> dict[str, Held]:
     """The grants that certainly are this pod's, by container."""
-    return {h.owner.container: h for h in ledger.held() if h.certain and h.owner and h.owner.uid == pod.uid}
+    return {h.owner.container: h for h in ledger.held_by(pod.uid) if h.certain and h.owner}
 
 
 def corrections(pod: NodePod, ledger: Ledger, *, now_ns: int) -> Mapping[str, str | None]:
