@@ -121,13 +121,6 @@ class Book:
         """True if a pod's plan is not what its scheduler wrote."""
         return any(owner.uid == uid for owner in self._plans)
 
-<<<<<<< src/gpuslice/node/book.py
-    def swap_plans(self, former: Owner | None, owner: Owner, pods: Mapping[str, NodePod]) -> None:
-        """Somebody came who was taken for another: that one will come yet, and finds his place free."""
-        if former is None or former == owner or former.uid not in pods:
-            return
-        if any(holding.owner == owner for holding in self.held_by(owner.uid)):
-=======
     def hand_over(self, holding: Held, owner: Owner, pods: Mapping[str, NodePod]) -> None:
         """Before `give`: an owner that turned up at another's place leaves his own to that one.
 
@@ -135,8 +128,7 @@ class Book:
         """
         pod = pods.get(owner.uid)
         place = self._place(owner, pods)
-        if pod is None or any(other.owner == owner for other in self._held.values()):
->>>>>>> /tmp/hm/mine
+        if pod is None or any(other.owner == owner for other in self.held_by(owner.uid)):
             return
         displaced = holding.owner
         if displaced is None and place and set(place) != set(holding.gpus):

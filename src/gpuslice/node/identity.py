@@ -124,7 +124,7 @@ def _learn_one(
     if holding is None:
         holding = book.write(resource, ids, None, certain=False, now=now)
     if owner is not None:
-        book.swap_plans(holding.owner, owner, pods)
+        book.hand_over(holding, owner, pods)
         book.give(holding.serial, owner, certain=True)
 
 

@@ -241,7 +241,8 @@ class Ledger:
         if pod is not None and alive and is_init(pod, holding.owner):
             return True
         explained = fresh or (holding.owner is not None and not alive)
-        if alive:
+        if alive and holding.owner is not None:
+            self._book.replan(holding.owner, tuple(holding.gpus))
             self._book.change(holding, None, certain=False)
         owned = {h.owner for h in self._book.held()}
         living = [pod for pod in pods.values() if pod.alive]
