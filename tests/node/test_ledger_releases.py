@@ -127,3 +127,24 @@ def test_an_unlisted_container_does_not_start_on_ids_that_another_pod_has() -> N
     (answer,) = world.start(starter)
     assert isinstance(answer, Refusal)
     assert "kubelet gave ids of this container to default/p2" in answer.sentence
+
+
+def test_an_init_container_restarts_whatever_became_of_the_pod_whose_name_it_had() -> None:
+    """Pods of which only an init container asks are told apart by nothing; one of them ends, the other restarts."""
+    world = NodeWorld(5, 5)
+    first, second = make(world, INIT_ONLY), make(world, INIT_ONLY)
+    assert world.admit(first)
+    assert world.admit(second)
+    world.restart_agent()
+    for uid in (second, first):
+        world.start(uid)
+    world.runs.pop(first)
+    world.remove(first)
+    world.tell()
+    world.reconcile()
+    (answer,) = world.start(second)
+    assert isinstance(answer, Identity)
+    assert answer.pod.uid == second
+    world.now += STRANGER_SECONDS
+    world.reconcile(fresh=True)
+    assert [h.ids for h in world.ledger.held()] == [world.held(second)["i"]]

@@ -186,7 +186,9 @@ def _unlisted(
     alone = [pod for pod in pods.values() if pod.alive and _only_init(pod, resource)]
     owner = holding.owner if holding else None
     if owner is None or not any(pod.uid == owner.uid for pod in alone):
-        owner = next(iter(inits(book.held(), resource, len(ids), alone)), None)
+        # Who has a name by elimination may have another's, who is gone: one of the living has these ids.
+        nobodys = inits(book.held(), resource, len(ids), alone)
+        owner = next(iter(nobodys or (inits((), resource, len(ids), alone) if fresh else ())), None)
     if owner is None:
         if not fresh:
             return Unsure("")
