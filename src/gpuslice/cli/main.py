@@ -6,6 +6,7 @@ import click
 
 from gpuslice import __version__
 from gpuslice.cli.agent import agent
+from gpuslice.cli.doctor.command import doctor
 from gpuslice.cli.explain import explain
 from gpuslice.cli.extender import extender
 from gpuslice.cli.inspect import inspect
@@ -21,7 +22,7 @@ def main() -> None:
     """Share GPUs in Kubernetes. To try it without a GPU and without a cluster: gpuslice up."""
 
 
-for command in (up, inspect, explain, install, uninstall, extender, scheduler, agent):
+for command in (up, inspect, explain, doctor, install, uninstall, extender, scheduler, agent):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -44,9 +44,14 @@ async def read_views(client: Client, node: str | None) -> list[NodeView]:
 
 async def read_cluster(client: Client, nodes: Sequence[Node], pods: Sequence[Pod]) -> Cluster:
     """What the scheduler would remember of these objects."""
-    cluster = Cluster(clock=SystemClock(), default_unit=_unit_of_gpushare(nodes))
     marks = await client.list(ConfigMap, names.UNHEALTHY_NAMESPACE)
-    for config in marks.items:
+    return cluster_of(nodes, pods, marks.items)
+
+
+def cluster_of(nodes: Sequence[Node], pods: Sequence[Pod], marks: Sequence[ConfigMap]) -> Cluster:
+    """The same of objects that have been read already; `marks`: the ConfigMaps of kube-system."""
+    cluster = Cluster(clock=SystemClock(), default_unit=_unit_of_gpushare(nodes))
+    for config in marks:
         if config.name.startswith(names.UNHEALTHY_PREFIX):
             text = (config.data or {}).get(names.UNHEALTHY_KEY)
             cluster.set_unhealthy(config.name.removeprefix(names.UNHEALTHY_PREFIX), text)

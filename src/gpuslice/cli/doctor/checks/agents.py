@@ -1,0 +1,198 @@
+"""Does every node of the pool have an agent, does it live, and has kubelet heard of it?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from gpuslice import names
+from gpuslice.cli.doctor.checks.rivals import plugin_of
+from gpuslice.cli.doctor.checks.say import brief, listed, plural
+from gpuslice.cli.doctor.facts import Facts
+from gpuslice.cli.doctor.finding import Area, Finding, Level
+from gpuslice.cli.doctor.objects import DaemonSet, Node
+from gpuslice.cli.doctor.ours import failure
+from gpuslice.kube.wire import Taint, Toleration
+from gpuslice.scheduler.predicates import tolerated
+
+ALWAYS: Final = tuple(
+    Toleration(f"node.kubernetes.io/{key}", "Exists")
+    for key in (
+        "not-ready",
+        "unreachable",
+        "disk-pressure",
+        "memory-pressure",
+        "pid-pressure",
+        "unschedulable",
+        "network-unavailable",
+    )
+)
+"""What the DaemonSet controller lets its pods tolerate."""
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Agents and plugins, node by node."""
+    yield from _not_installed(facts)
+    yield from _empty_pool(facts)
+    for node in facts.nodes:
+        yield from _on_node(facts, node)
+
+
+def untolerated(daemonset: DaemonSet, node: Node) -> Taint | None:
+    """The taint that keeps a DaemonSet's pods from a node."""
+    tolerations = (*(daemonset.spec.template.spec.tolerations or ()), *ALWAYS)
+    return next(
+        (
+            taint
+            for taint in node.spec.taints or ()
+            if taint.effect in ("NoSchedule", "NoExecute") and not tolerated(taint, tolerations)
+        ),
+        None,
+    )
+
+
+def _offers(facts: Facts, node: Node) -> bool:
+    """Has it an agent's GPUs, and has kubelet units to hand out? Then an agent is alive, wherever it runs."""
+    return names.NODE_GPUS in node.annotations and facts.units(node) > 0
+
+
+def _not_installed(facts: Facts) -> Iterator[Finding]:
+    if facts.agents.workloads or facts.in_one_process or not facts.installed or "daemonsets" in facts.blind:
+        return
+    bare = [
+        node.name
+        for node in facts.pool
+        if not _offers(facts, node) and not any(plugin_of(pod) for pod in facts.pods_on(node.name))
+    ]
+    if bare or not facts.pool:
+        yield Finding(
+            Area.AGENT,
+            "agent-not-installed",
+            Level.ERROR,
+            "DaemonSet",
+            "there is no DaemonSet of gpuslice's agent in the cluster"
+            + (f", so node {listed(bare)} with the label gpushare=true offers no GPU" if bare else ""),
+            "helm upgrade --install gpuslice deploy/helm/gpuslice -n gpuslice-system",
+            {"nodes": len(bare)},
+        )
+
+
+def _empty_pool(facts: Facts) -> Iterator[Finding]:
+    if not facts.agents.workloads or facts.pool or "nodes" in facts.blind:
+        return
+    daemonset = facts.agents.workloads[0]
+    selector = daemonset.spec.template.spec.node_selector or {names.LABEL_GPUSHARE: "true"}
+    labels = " ".join(f"{key}={value}" for key, value in selector.items())
+    yield Finding(
+        Area.AGENT,
+        "pool-empty",
+        Level.ERROR,
+        daemonset.where,
+        f"no node has the label {labels}, so {daemonset.where} runs no agent and there is no GPU to share",
+        f"kubectl label node NODE {labels}",
+    )
+
+
+def _on_node(facts: Facts, node: Node) -> Iterator[Finding]:
+    view = facts.views[node.name]
+    agents = facts.agents.on(node.name)
+    broken = [(pod, words) for pod in agents if (words := failure(pod))]
+    for pod, words in broken:
+        last = facts.last_words.get(pod.key, "")
+        yield Finding(
+            Area.AGENT,
+            "agent-failing",
+            Level.ERROR,
+            f"Pod/{pod.key}",
+            f"the agent on node {node.name} (pod {pod.key}) is not ready: {brief(words)}"
+            + (f"; its last line: {brief(last)}" if last else ""),
+            f"kubectl -n {pod.namespace} logs {pod.name} --previous   # or without --previous",
+            {"restarts": max((s.restart_count for s in pod.status.all_statuses), default=0)},
+        )
+    if view.problem:
+        yield Finding(
+            Area.AGENT,
+            "node-record-damaged",
+            Level.ERROR,
+            f"Node/{node.name}",
+            f"what node {node.name} says about its GPUs cannot be read, so it gets no pod: "
+            f"{brief(view.problem)}",
+            _restart(facts, node),
+        )
+    elif broken:
+        return
+    elif not agents and node.name in facts.pool_names and facts.agents.workloads:
+        # An agent that offers units is alive though it is no pod of ours.
+        if not _offers(facts, node):
+            yield _missing(facts, node, facts.agents.workloads[0])
+    elif (agents or facts.in_one_process) and not facts.units(node) and any(gpu.healthy for gpu in view.gpus):
+        yield _unregistered(facts, node)
+
+
+def _missing(facts: Facts, node: Node, daemonset: DaemonSet) -> Finding:
+    taint = untolerated(daemonset, node)
+    if taint is not None:
+        value = {"key": taint.key, "operator": "Exists"}
+        path, first = "/spec/template/spec/tolerations", not daemonset.spec.template.spec.tolerations
+        operation = {
+            "op": "add",
+            "path": path if first else f"{path}/-",
+            "value": [value] if first else value,
+        }
+        return Finding(
+            Area.AGENT,
+            "agent-taint",
+            Level.ERROR,
+            f"Node/{node.name}",
+            f"node {node.name} has the taint {say_taint(taint)}, which {daemonset.where} does not tolerate, "
+            "so no "
+            "agent runs there and its GPUs are not offered",
+            f"kubectl -n {daemonset.namespace} patch daemonset {daemonset.name} --type=json "
+            f"-p='{json.dumps([operation])}'",
+        )
+    said = next((e.message for e in reversed(facts.events) if e.involved_object.name == daemonset.name), "")
+    why = f": {brief(said)}" if said else ""
+    if not facts.agents.wanted_on(node):
+        selector = daemonset.spec.template.spec.node_selector or {}
+        wanted = ", ".join(f"{key}={value}" for key, value in selector.items())
+        why = f": the DaemonSet wants the label {wanted}"
+    return Finding(
+        Area.AGENT,
+        "agent-missing",
+        Level.ERROR,
+        f"Node/{node.name}",
+        f"no agent of {daemonset.where} runs on node {node.name}, although it has the label "
+        f"gpushare=true{why}",
+        f"kubectl -n {daemonset.namespace} describe daemonset {daemonset.name}",
+    )
+
+
+def say_taint(taint: Taint) -> str:
+    """As kubectl writes it."""
+    return f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
+
+
+def _unregistered(facts: Facts, node: Node) -> Finding:
+    gpus = len(facts.views[node.name].gpus)
+    known = names.GPU_MEM in (node.status.allocatable or {})
+    return Finding(
+        Area.AGENT,
+        "plugin-not-registered",
+        Level.ERROR,
+        f"Node/{node.name}",
+        f"the agent of node {node.name} has published {plural(gpus, 'GPU')}, but kubelet offers "
+        f"{'0' if known else 'no'} {names.GPU_MEM}: the device plugin is not registered with it (another "
+        "kubelet folder, or kubelet was restarted and the agent has not noticed)",
+        _restart(facts, node),
+        {"gpus": gpus},
+    )
+
+
+def _restart(facts: Facts, node: Node) -> str:
+    agents = facts.agents.on(node.name)
+    if agents:
+        return f"kubectl -n {agents[0].namespace} delete pod {agents[0].name}   # it comes back by itself"
+    if facts.in_one_process:
+        return "restart gpuslice up: this cluster's agents run in its process"
+    return f"kubectl label node {node.name} {names.LABEL_GPUSHARE}=true   # its agent writes it anew"

@@ -1,0 +1,37 @@
+"""The doctor is silent where nothing is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from doctor_world import Site, owner_of
+
+from gpuslice import names
+
+
+@pytest.mark.parametrize("mode", ["bundled", "extender", "own"])
+async def test_what_the_chart_installs_is_healthy(site: Site, mode: str) -> None:
+    await site.install(mode)
+    await site.kube_scheduler(
+        *(["--config=/etc/kubernetes/gpuslice-scheduler.yaml"] if mode == "extender" else [])
+    )
+    scheduler = "default-scheduler" if mode == "extender" else "gpuslice"
+    await site.pod("placed", 5, on="gpu-1", index=1, scheduler=scheduler)
+    await site.pod("waiting", 20, scheduler=scheduler)
+    assert await site.findings() == []
+
+
+async def test_the_systems_own_pods_are_no_surprise(site: Site) -> None:
+    """kube-proxy is privileged, DCGM's exporter sees every GPU, ordinary pods go by kube-scheduler."""
+    await site.install()
+    await site.kube_scheduler()
+    everything = {"env": [{"name": names.VISIBLE_DEVICES, "value": "all"}]}
+    nothing = {"env": [{"name": names.VISIBLE_DEVICES, "value": "void"}]}
+    privileged = {"securityContext": {"privileged": True}}
+    exporter = {"image": "nvcr.io/nvidia/k8s/dcgm-exporter:4.2.0"}
+    await site.pod("proxy", on="gpu-1", container=privileged, namespace="kube-system")
+    await site.pod("csi", on="gpu-1", container=privileged, owner=owner_of("DaemonSet", "csi"))
+    await site.pod("dcgm", on="gpu-1", container=everything | exporter)
+    await site.pod("web", on="gpu-1", container=nothing, scheduler="default-scheduler")
+    await site.pod("elsewhere", on="cpu-1", container=everything, scheduler="default-scheduler")
+    await site.pod("done", 40, on="gpu-1", index=0, status={"phase": "Succeeded"})
+    assert await site.findings() == []
