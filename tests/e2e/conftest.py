@@ -7,7 +7,6 @@ It needs Linux, root and (once) Go. Where these are missing it is skipped with t
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,14 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def able() -> None:
-    """Skip, or in CI fail, where a cluster cannot be."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        cannot("the end-to-end tests start kubelets and containers: they need root on Linux")
-
-
-@pytest.fixture(scope="session")
-def real_cluster(able: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
     """A cluster of two nodes that all tests of the session share; what a test creates it deletes."""
     try:
         cluster = RealCluster(tmp_path_factory.mktemp("cluster"))

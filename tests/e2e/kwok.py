@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from .cluster import Object, RealCluster, condition
-from .components import kwok_stages
+from .components import KWOK_STAGES
 from .processes import Process
 
 MINE = "kwok.x-k8s.io/node"
@@ -64,12 +64,10 @@ def start_kwok(cluster: RealCluster) -> None:
     """Start kwok for the cluster; once is enough."""
     if any(process.name == "kwok" for process in cluster.helpers):
         return
-    config = cluster.work / "kwok.yaml"
-    config.write_text("\n---\n".join(stage.read_text() for stage in kwok_stages()))
     command = [
         str(cluster.programs / "kwok"),
         f"--kubeconfig={cluster.kubeconfig}",
-        f"--config={config}",
+        f"--config={cluster.programs / KWOK_STAGES}",
         f"--manage-nodes-with-annotation-selector={MINE}=fake",
         "--manage-all-nodes=false",
         # Renewed every quarter of this. Shorter, leases would be most of the load; at 200 s a node is now and then

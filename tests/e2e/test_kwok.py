@@ -20,6 +20,7 @@ def test_pods_run_on_fake_nodes(real_cluster: RealCluster) -> None:
         real_cluster.request("POST", "/api/v1/namespaces/default/pods", asking)
     pods = real_cluster.wait_for_pods(COUNT, labelSelector="app=many")
     assert {p["spec"]["nodeName"] for p in pods} == set(names), "five of eight: one pod to a node"
-    real_cluster.kubectl("delete", "nodes", "--selector=type=kwok")
-    real_cluster.kubectl("delete", "pods", "--selector=app=many", "--force")
+    many = "/api/v1/namespaces/default/pods"
+    real_cluster.request("DELETE", many, {"gracePeriodSeconds": 0}, labelSelector="app=many")
+    real_cluster.request("DELETE", "/api/v1/nodes", labelSelector="type=kwok")
     real_cluster.wait_for_nodes()
