@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import NewType
 
 from gpuslice.errors import InputError
@@ -86,11 +87,20 @@ def parse_quantity(value: object, *, field: str) -> Fraction:
 
     Source: k8s.io/apimachinery/pkg/api/resource. Raises InputError naming `field`.
     """
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
+    number = None
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        number = _exactly(str(value))
+    if number is None:
         raise InputError(f"{value!r} is not a quantity; write a number such as 5", field=field)
-    match = _QUANTITY.fullmatch(str(value))
+    return number
+
+
+# Ten thousand pods ask for a handful of different amounts.
+@lru_cache(1024)
+def _exactly(text: str) -> Fraction | None:
+    match = _QUANTITY.fullmatch(text)
     if match is None or (match[4] or "") not in _SUFFIX:
-        raise InputError(f"{value!r} is not a quantity; write a number such as 5", field=field)
+        return None
     number = Fraction(match[2] if match[2][-1] != "." else match[2][:-1])
     number *= Fraction(10) ** int(match[3][1:]) if match[3] else _SUFFIX[match[4] or ""]
     return -number if match[1] == "-" else number

@@ -192,7 +192,7 @@ async def test_a_folder_watch_sees_what_comes_and_goes(
     if not kernel:
         monkeypatch.setattr("gpuslice.node.inotify.sys.platform", "other")
     seen = asyncio.Event()
-    watch = FolderWatch(tmp_path, seen.set)
+    watch = FolderWatch(tmp_path, ("x",), seen.set)
     try:
         assert watch.instant == kernel
         name = tmp_path / "x"
@@ -208,3 +208,24 @@ async def test_a_folder_watch_sees_what_comes_and_goes(
         assert not watch.instant
     finally:
         watch.close()
+
+
+async def test_a_folder_watch_does_not_wake_for_what_nobody_waits_for(tmp_path: Path) -> None:
+    """A kubelet's checkpoint lies in the same folder and changes at every start of a container."""
+    seen: list[bool] = []
+    waited = asyncio.Event()
+    mine = FolderWatch(tmp_path, ("mine",), lambda: seen.append((tmp_path / "mine").exists()))
+    last = FolderWatch(tmp_path, ("last",), waited.set)
+    try:
+        if not mine.instant:
+            pytest.skip("this system does not tell names")
+        (tmp_path / "other").touch()
+        (tmp_path / "other").rename(tmp_path / "another")
+        (tmp_path / "mine").touch()
+        (tmp_path / "last").touch()
+        async with asyncio.timeout(5):
+            await waited.wait()
+        assert seen == [True]
+    finally:
+        mine.close()
+        last.close()

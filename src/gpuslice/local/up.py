@@ -8,6 +8,7 @@ and an agent speak gRPC over unix sockets. Only the containers are simulated (or
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import shutil
 import tempfile
@@ -63,6 +64,8 @@ RESTART: Final = Backoff(base=0.2, cap=10.0)
 FILES: Final = 500
 FILES_PER_NODE: Final = 20
 """Open files: about ten per node for its sockets, and as many again while they are opened anew."""
+GARBAGE: Final = 50_000
+"""Containers made and not freed until the next look for cycles among them (Python's default: 700)."""
 WAVE: Final = 25
 """Nodes that start at once."""
 WAVE_SECONDS: Final = 10.0
@@ -198,7 +201,7 @@ async def local_cluster(
         webhook_post=hook.post,
     )
     client = Client(server.transport())
-    with _folder() as folder:
+    with _folder() as folder, _rare_collections():
         await server.start()
         try:
             async with (
@@ -412,6 +415,17 @@ def _folder() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for garbage in cycles less often: we make little of it, and a look at 10,000 pods takes long."""
+    before = gc.get_threshold()
+    gc.set_threshold(GARBAGE, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _allow_files(wanted: int) -> None:

@@ -14,7 +14,7 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -33,9 +33,13 @@ _BUFFER: Final = 65536
 
 
 class FolderWatch:
-    """Calls `changed` soon after a name appeared in a folder or vanished from it. `close` ends it."""
+    """Calls `changed` soon after one of `names` appeared in a folder or vanished from it. `close` ends it.
 
-    def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
+    A kubelet writes its checkpoint into the same folder at every start of a container.
+    """
+
+    def __init__(self, folder: Path, names: Collection[str], changed: Callable[[], None]) -> None:
+        self._names = frozenset(map(os.fsencode, names))
         self._changed = changed
         self._hub: _Hub | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -53,9 +57,10 @@ class FolderWatch:
         """True if the kernel tells us; False if we look every POLL_SECONDS."""
         return self._hub is not None
 
-    def notify(self) -> None:
-        """Something happened in the folder."""
-        self._changed()
+    def notify(self, names: Collection[bytes]) -> None:
+        """These files of the folder came or went; none: nobody knows which."""
+        if not names or not self._names.isdisjoint(names):
+            self._changed()
 
     def lost(self) -> None:
         """The folder itself is gone: from now on look whether it is back."""
@@ -117,19 +122,25 @@ class _Hub:
             data = os.read(self._descriptor, _BUFFER)
         except BlockingIOError:
             return
-        touched: dict[int, bool] = {}
+        touched: dict[int, set[bytes]] = {}
+        gone: set[int] = set()
         offset = 0
         while offset < len(data):
             watch, mask, _, length = _HEADER.unpack_from(data, offset)
-            offset += _HEADER.size + length
-            touched[watch] = touched.get(watch, False) or bool(mask & (_IGNORED | _MOVE_SELF))
-        if -1 in touched:
+            offset += _HEADER.size
+            touched.setdefault(watch, set()).add(data[offset : offset + length].rstrip(b"\0"))
+            offset += length
+            if mask & (_IGNORED | _MOVE_SELF):
+                gone.add(watch)
+        if touched.pop(-1, None) is not None:
             # The kernel's queue ran over: whatever happened, everybody looks.
-            touched = dict.fromkeys(self._watchers, False) | {k: v for k, v in touched.items() if k >= 0}
-        for watch, gone in touched.items():
-            watchers = self._watchers.pop(watch, []) if gone else list(self._watchers.get(watch, ()))
-            for watcher in watchers:
-                (watcher.lost if gone else watcher.notify)()
+            touched = {watch: set() for watch in self._watchers}
+        for watch in gone:
+            for watcher in self._watchers.pop(watch, []):
+                watcher.lost()
+        for watch, files in touched.items():
+            for watcher in list(self._watchers.get(watch, ())):
+                watcher.notify(files)
         if not self._watchers and _hubs.get(self._loop) is self:
             self._close()
 

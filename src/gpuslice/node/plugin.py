@@ -114,7 +114,7 @@ class Station:
     async def run(self) -> None:
         """For ever. Raises InputError if the socket is in use by another process."""
         wake = asyncio.Event()
-        watch = FolderWatch(self._folder, wake.set)
+        watch = FolderWatch(self._folder, (self._path.name, KUBELET_SOCKET), wake.set)
         try:
             while True:
                 wake.clear()
