@@ -10,7 +10,7 @@ import base64
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,15 @@ async def admit(url: str, body: bytes, *, authority: bytes, timeout_s: float) ->
     )
 
 
+class Shifted(SystemClock):
+    """A server's clock, to let objects be of another time."""
+
+    ahead = timedelta()
+
+    def now_ns(self) -> int:
+        return super().now_ns() + int(self.ahead.total_seconds() * 1e9)
+
+
 class Transport:
     """The server's, with some kinds forbidden, and with logs, which kubelets would have."""
 
@@ -58,6 +67,8 @@ class Transport:
         self.forbidden: set[str] = set()
         self.logs: dict[str, bytes] = {}
         """POD/log?CONTAINER -> the whole log."""
+        self.version = ""
+        """What /version says, if not the truth."""
 
     async def request(self, method: str, path: str, **more: Any) -> Response:
         for plural in self.forbidden:
@@ -71,6 +82,8 @@ class Transport:
                     "message": message,
                 }
                 return Response(403, msgspec.json.encode(body))
+        if path == "/version" and self.version:
+            return Response(200, msgspec.json.encode({"gitVersion": self.version}))
         query = more.get("query") or {}
         log = self.logs.get(f"{path.rpartition('/pods/')[2]}?{query.get('container')}")
         if log is not None and query.get("previous") == "false":
@@ -94,6 +107,7 @@ class Site:
     """One cluster."""
 
     server: ApiServer
+    clock: Shifted
     transport: Transport = field(init=False)
     client: Client = field(init=False)
 
@@ -328,6 +342,7 @@ def micro(moment: datetime) -> str:
 
 async def start() -> Site:
     """An empty cluster."""
-    server = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()), webhook_post=admit)
+    clock = Shifted()
+    server = ApiServer(clock=clock, new_uid=lambda: str(uuid.uuid4()), webhook_post=admit)
     await server.start()
-    return Site(server)
+    return Site(server, clock)

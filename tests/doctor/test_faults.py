@@ -264,6 +264,10 @@ async def webhook_that_fails_open_without_endpoint(site: Site) -> None:
     await site.hook({"op": "replace", "path": "/failurePolicy", "value": "Ignore"})
 
 
+async def bundle_that_is_none(site: Site) -> None:
+    await site.hook({"op": "replace", "path": "/clientConfig/caBundle", "value": "bm9uc2Vuc2U="})
+
+
 async def no_authority(site: Site) -> None:
     await site.hook({"op": "remove", "path": "/clientConfig/caBundle"})
 
@@ -314,7 +318,7 @@ async def pod_that_overrides(site: Site) -> None:
 
 
 async def pods_that_see_everything(site: Site) -> None:
-    owner = owner_of("ReplicaSet", "miner")
+    owner = owner_of("ReplicaSet", "miner-5f6")
     for name in ("miner-1", "miner-2"):
         await site.pod(name, on="gpu-1", container=SEES_ALL, owner=owner)
 
@@ -331,6 +335,8 @@ async def taint_that_keeps_a_pod_waiting(site: Site) -> None:
     taints = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
     await site.patch("Node", "gpu-1", {"spec": {"taints": taints}})
     await site.pod("train", 2)
+    await site.pod("train-2", 2)
+    await site.pod("tolerant", 2, tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}])
 
 
 # --- leftovers --------------------------------------------------------------------------------------
@@ -408,14 +414,15 @@ CASES = [
     Case(lease_that_nobody_renews, "no-leader", f"Lease/{NAMESPACE}/gpuslice-scheduler", "by gpuslice-scheduler-a", RESTART),
     Case(configuration_without_extender, "extender-not-configured", WORKLOAD, "no extender in ConfigMap gpuslice-system/gpuslice-scheduler manages aliyun.com/gpu-mem", "helm upgrade"),
     Case(extender_on_another_port, "extender-not-configured", WORKLOAD, "asks http://127.0.0.1:32766/gpushare-scheduler, but the extender listens on port 40000", "helm upgrade"),
-    Case(pods_of_the_default_scheduler, "extender-bypassed", "Pod/default/old-1", "1 pod asking for aliyun.com/gpu-mem (default/old-1) got a node from default-scheduler without the extender being asked; kube-scheduler has no --config", "set spec.schedulerName: gpuslice"),
-    Case(scheduler_that_does_not_exist, "scheduler-unknown", "Pod/default/train", "with schedulerName gpushare-scheduler; ours are called gpuslice", "set spec.schedulerName: gpuslice"),
+    Case(pods_of_the_default_scheduler, "extender-bypassed", "Pod/default/old-1", "1 pod asking for aliyun.com/gpu-mem (default/old-1) got a node from default-scheduler without the extender being asked; kube-scheduler has no --config", "# and make it anew with spec.schedulerName: gpuslice"),
+    Case(scheduler_that_does_not_exist, "scheduler-unknown", "Pod/default/train", "with schedulerName gpushare-scheduler; ours are called gpuslice", "# and make it anew with spec.schedulerName: gpuslice"),
     Case(extender_that_does_not_answer, "extender-unreachable", "Pod/default/train", "connection refused", "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"),
     Case(pod_that_gpushare_refused, "gpushare-refused", "Pod/default/train", "no-gpu-has-3GiB-to-run", f"{OWNERLESS} train"),
     Case(no_webhook, "webhook-absent", "MutatingWebhookConfiguration", "sees every GPU", "webhook.enabled=true", WARNING),
     Case(webhook_without_service, "webhook-unreachable", HOOK, "Service gpuslice-system/gpuslice-webhook, which does not exist", "helm upgrade"),
     Case(webhook_without_endpoint, "webhook-unreachable", HOOK, "no ready endpoint, so the API server refuses pods", "get pods -l app.kubernetes.io/component=scheduler"),
     Case(webhook_that_fails_open_without_endpoint, "webhook-unreachable", HOOK, "so pods are let in", "get pods", WARNING),
+    Case(bundle_that_is_none, "ca-bundle-broken", HOOK, "its caBundle holds no certificate", RESTART),
     Case(no_authority, "ca-bundle-missing", HOOK, "is empty", RESTART),
     Case(empty_secret, "certificate-missing", SECRET, "holds no certificate", RESTART),
     Case(expired_certificate, "certificate-expired", SECRET, "expired on", RESTART),
@@ -427,10 +434,10 @@ CASES = [
     Case(node_of_gpushare, "unit-unpublished", "Node/old-1", "without saying what one unit is", "gpushare-device-plugin-ds", WARNING),
     Case(gpu_given_away_twice, "gpu-overcommitted", "Node/gpu-1", "has 15360 MiB, but 20480 MiB of it are promised, to pod default/a and default/b", f"{OWNERLESS} b"),
     Case(pod_that_overrides, "visibility-overridden", "Pod/default/train", "may use any GPU of the node", f"{OWNERLESS} train"),
-    Case(pods_that_see_everything, "visibility-unasked", "Pod/default/miner-1", "(and default/miner-2 like it) on node gpu-1 asks for no GPU", f"{OWNERLESS} miner-1"),
+    Case(pods_that_see_everything, "visibility-unasked", "Pod/default/miner-1", "(and default/miner-2 like it) on node gpu-1 asks for no GPU", "kubectl -n default set env deployment miner NVIDIA_VISIBLE_DEVICES-"),
     Case(pod_that_mounts_a_device, "device-mounted", "Pod/default/raw", "mounts /dev/nvidia*", "hostPath"),
     Case(privileged_pod, "privileged", "Pod/default/shell", "is privileged and asks for no GPU", "securityContext.privileged: false", WARNING),
-    Case(taint_that_keeps_a_pod_waiting, "pod-taint", "Pod/default/train", "the taint nvidia.com/gpu there", "kubectl taint node gpu-1 nvidia.com/gpu-"),
+    Case(taint_that_keeps_a_pod_waiting, "pod-taint", "Pod/default/train", "pod default/train (and default/train-2 like it) fits on node gpu-1, but does not tolerate the taint nvidia.com/gpu there", "kubectl taint node gpu-1 nvidia.com/gpu-"),
     Case(pod_on_a_gpu_that_is_gone, "pod-record-stale", "Pod/default/train", "a GPU that node gpu-1 does not have", f"{OWNERLESS} train"),
     Case(pod_that_was_never_confirmed, "never-confirmed", "Pod/default/train", "for 31 minutes", "exec train -- env", WARNING),
     Case(node_whose_agent_is_gone_for_good, "node-record-orphaned", "Node/gpu-2", "not in the pool", "kubectl annotate node gpu-2 gpuslice.io/gpus-", WARNING),
@@ -457,6 +464,40 @@ async def test_a_fault_is_found_and_nothing_else(site: Site, case: Case) -> None
     assert (found.code, found.level, found.object) == (case.code, case.level, case.where)
     assert case.sentence in found.sentence
     assert case.remedy in found.remedy
+
+
+async def test_an_api_server_that_is_too_old(site: Site) -> None:
+    await site.install("own")
+    site.transport.version = "v1.24.17"
+    found, *kubelets = await site.findings()
+    assert (found.code, found.level) == ("server-too-old", Level.ERROR)
+    assert "v1.24.17; gpuslice needs Kubernetes 1.25 or newer" in found.sentence
+    assert [one.code for one in kubelets] == ["kubelet-skew"]
+
+
+@pytest.mark.parametrize("mode", ["bundled", "own"])
+async def test_pods_of_a_deployment_are_given_to_our_scheduler_by_one_command(site: Site, mode: str) -> None:
+    """A control plane that hides its kube-scheduler, as every managed one does."""
+    await site.install(mode)
+    owner = owner_of("ReplicaSet", "train-7c9")
+    record = {names.MEM_IDX: "0"}
+    await site.pod(
+        "train-7c9-a", 2, on="gpu-1", scheduler="default-scheduler", owner=owner, annotations=record
+    )
+    found = only(await site.findings())
+    assert found.code == "extender-bypassed"
+    assert found.remedy == (
+        "kubectl -n default patch deployment train "
+        """-p='{"spec": {"template": {"spec": {"schedulerName": "gpuslice"}}}}'"""
+    )
+
+
+async def test_pods_that_gpushare_has_bound_before_us_stay_unblamed(site: Site) -> None:
+    site.clock.ahead = timedelta(days=-30)
+    await site.pod("old", 2, on="gpu-1", index=0, scheduler="default-scheduler")
+    site.clock.ahead = timedelta()
+    await site.install()
+    assert await site.findings() == []
 
 
 async def test_nothing_is_installed(site: Site) -> None:

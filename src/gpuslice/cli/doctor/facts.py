@@ -24,11 +24,14 @@ from gpuslice.cli.doctor.ours import Agents, Scheduler, find_agents, find_schedu
 from gpuslice.cli.reading import cluster_of
 from gpuslice.cluster.records import NodeView
 from gpuslice.cluster.state import Cluster
+from gpuslice.errors import InputError
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import ConfigMap, Event
+from gpuslice.requests.pod import PodRequest
 
 WEBHOOK: Final = "pods.gpuslice.io"
 """The name of our webhook in its configuration, whatever that is called."""
+NOTHING: Final = PodRequest()
 LOCAL_RUNTIME: Final = "gpuslice://"
 """The container runtime of `gpuslice up`: there scheduler and agents are no pods."""
 
@@ -129,6 +132,20 @@ class Facts:
     def pool_names(self) -> frozenset[str]:
         """Their names."""
         return frozenset(node.name for node in self.pool)
+
+    @cached_property
+    def _requests(self) -> Mapping[str, PodRequest]:
+        found: dict[str, PodRequest] = {}
+        for pod in self.pods:
+            try:
+                found[pod.uid] = self.cluster.request_of(pod)
+            except InputError:
+                continue  # nobody runs or places it
+        return found
+
+    def request(self, pod: Pod) -> PodRequest:
+        """What a pod asks for, by the scheduler's rules; nothing if that cannot be read."""
+        return self._requests.get(pod.uid, NOTHING)
 
     def units(self, node: Node) -> int:
         """Units of GPU memory that kubelet offers on a node now."""

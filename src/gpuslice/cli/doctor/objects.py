@@ -98,6 +98,17 @@ class Pod(wire.Pod, frozen=True, gc=False):
         return next((one for one in self.metadata.owner_references if one.controller), None)
 
     @property
+    def controller(self) -> tuple[str, str] | None:
+        """Kind and name of what a person would change: the Deployment behind a ReplicaSet."""
+        owner = self.owner
+        if owner is None:
+            return None
+        base, _, end = owner.name.rpartition("-")
+        if owner.kind == "ReplicaSet" and base and end == self.labels.get("pod-template-hash", end):
+            return "Deployment", base
+        return owner.kind, owner.name
+
+    @property
     def alive(self) -> bool:
         return self.status.phase not in ("Succeeded", "Failed")
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
 from gpuslice import names
-from gpuslice.cli.doctor.checks.say import brief, listed, moment, plural
+from gpuslice.cli.doctor.checks.say import brief, listed, moment, plural, template_of
 from gpuslice.cli.doctor.checks.scheduling import document
 from gpuslice.cli.doctor.facts import Facts
 from gpuslice.cli.doctor.finding import Area, Finding, Level
 from gpuslice.cli.doctor.objects import Pod
 from gpuslice.cli.doctor.ours import failure, runs_kube_scheduler
-from gpuslice.errors import InputError
 
 DEFAULT: Final = "default-scheduler"
 LOOKED_AT_AFTER: Final = timedelta(seconds=60)
@@ -119,10 +119,7 @@ def _scheduler_of(pod: Pod) -> str:
 
 def asks_for_memory(facts: Facts, pod: Pod) -> bool:
     """True for a living pod that asks for GPU memory, by the rules of the scheduler."""
-    try:
-        return pod.alive and facts.cluster.request_of(pod).units > 0
-    except InputError:
-        return False
+    return pod.alive and facts.request(pod).units > 0
 
 
 def _bypassed(facts: Facts) -> Iterator[Finding]:
@@ -140,6 +137,15 @@ def _bypassed(facts: Facts) -> Iterator[Finding]:
             found.setdefault(scheduler, []).append(pod)
     for scheduler, pods in found.items():
         yield _bypass(facts, scheduler, pods, served)
+
+
+def _rename(pod: Pod, scheduler: str) -> list[str]:
+    """The steps that give a pod to another scheduler."""
+    if not template_of(pod):
+        again = f"and make it anew with spec.schedulerName: {scheduler}"
+        return [f"kubectl -n {pod.namespace} delete pod {pod.name}   # {again}"]
+    patch = json.dumps({"spec": {"template": {"spec": {"schedulerName": scheduler}}}})
+    return [f"kubectl -n {pod.namespace} patch {template_of(pod)} -p='{patch}'"]
 
 
 def _is_younger(pod: Pod, facts: Facts) -> bool:
@@ -170,7 +176,7 @@ def _bypass(facts: Facts, scheduler: str, pods: list[Pod], served: frozenset[str
     if scheduler == DEFAULT and extender and DEFAULT not in served:
         steps.insert(0, _wire(facts))
     elif ours and scheduler not in served:
-        steps.insert(0, f"set spec.schedulerName: {ours[0]} in the pod (template)")
+        steps = _rename(first, ours[0])
     return Finding(
         Area.SCHEDULER,
         "extender-bypassed",
@@ -202,7 +208,7 @@ def _unserved(facts: Facts, now: datetime) -> Iterator[Finding]:
         hint = f"; ours are called {listed(known)}" if known and scheduler not in served else ""
         remedy = f"kubectl -n {pods[0].namespace} get pod {pods[0].name} -o yaml | grep schedulerName"
         if known and scheduler not in served:
-            remedy = f"set spec.schedulerName: {known[-1]} in the pod (template) of {pods[0].key}"
+            remedy = "\n".join(_rename(pods[0], known[-1]))
         elif facts.schedulers:
             one = facts.schedulers[0].workload
             remedy = f"kubectl -n {one.namespace} rollout restart deployment {one.name}"

@@ -7,13 +7,12 @@ from typing import Final
 
 from gpuslice import names
 from gpuslice.cli.doctor.checks.rivals import plugin_of
-from gpuslice.cli.doctor.checks.say import listed
+from gpuslice.cli.doctor.checks.say import listed, template_of
 from gpuslice.cli.doctor.facts import Facts
 from gpuslice.cli.doctor.finding import Area, Finding, Level
 from gpuslice.cli.doctor.objects import Pod
-from gpuslice.errors import InputError
 from gpuslice.requests.pod import PodRequest
-from gpuslice.scheduler.predicates import node_refusal, rules_of
+from gpuslice.scheduler.predicates import NodeRules, node_refusal, rules_of
 
 SEES_NOTHING: Final = frozenset({"", "void", "none"})
 """Values of NVIDIA_VISIBLE_DEVICES that show no GPU."""
@@ -26,13 +25,6 @@ def check(facts: Facts) -> Iterator[Finding]:
     for pods, make in _grouped(facts):
         yield make(pods)
     yield from _tainted(facts)
-
-
-def _request(facts: Facts, pod: Pod) -> PodRequest | None:
-    try:
-        return facts.cluster.request_of(pod)
-    except InputError:
-        return None
 
 
 def _grouped(facts: Facts) -> Iterator[tuple[list[Pod], Callable[[list[Pod]], Finding]]]:
@@ -57,7 +49,7 @@ def _is_infrastructure(facts: Facts, pod: Pod) -> bool:
 
 def _fault(facts: Facts, pod: Pod) -> str:
     """The worst that is wrong with a pod on a node with GPUs; "" if nothing."""
-    asks = bool(_request(facts, pod))
+    asks = bool(facts.request(pod))
     if _sets_visible(pod):
         return "overrides" if asks else "sees"
     paths = [volume.host_path.path.rstrip("/") for volume in pod.spec.volumes or () if volume.host_path]
@@ -84,6 +76,18 @@ def _is_daemon(pod: Pod) -> bool:
     return pod.owner is not None and pod.owner.kind == "DaemonSet"
 
 
+def _unset(pod: Pod) -> str:
+    if template_of(pod):
+        return f"kubectl -n {pod.namespace} set env {template_of(pod)} {names.VISIBLE_DEVICES}-"
+    return _anew(pod, f"and make it anew without {names.VISIBLE_DEVICES}")
+
+
+def _anew(pod: Pod, change: str) -> str:
+    target = template_of(pod) or f"pod {pod.name}"
+    verb = "edit" if template_of(pod) else "delete"
+    return f"kubectl -n {pod.namespace} {verb} {target}   # {change}"
+
+
 def _overrides(pods: list[Pod]) -> Finding:
     return _visible(
         pods,
@@ -92,7 +96,7 @@ def _overrides(pods: list[Pod]) -> Finding:
         f"sets {names.VISIBLE_DEVICES} itself beside its request, which beats the GPU that it was given: it "
         "may "
         "use any GPU of the node",
-        "take the variable out of the pod (template); with our webhook in place that happens by itself",
+        _unset(pods[0]),
     )
 
 
@@ -102,7 +106,7 @@ def _sees(pods: list[Pod]) -> Finding:
         "visibility-unasked",
         Level.WARNING if _is_daemon(pods[0]) else Level.ERROR,
         f"asks for no GPU but sets {names.VISIBLE_DEVICES}: it sees GPUs whose memory was promised to others",
-        f"take the variable out of the pod (template), or ask for {names.GPU_MEM}",
+        _unset(pods[0]),
     )
 
 
@@ -112,7 +116,7 @@ def _mounts(pods: list[Pod]) -> Finding:
         "device-mounted",
         Level.WARNING if _is_daemon(pods[0]) else Level.ERROR,
         "mounts /dev/nvidia* of the host: it sees GPUs whose memory was promised to others",
-        f"take the hostPath volume out of the pod (template), and ask for {names.GPU_MEM} instead",
+        _anew(pods[0], f"take the hostPath volume out, and ask for {names.GPU_MEM} instead"),
     )
 
 
@@ -122,7 +126,7 @@ def _privileged(pods: list[Pod]) -> Finding:
         "privileged",
         Level.WARNING,
         "is privileged and asks for no GPU: on a node with GPUs it can open every one of them",
-        "set securityContext.privileged: false in the pod (template), or keep it from nodes with GPUs",
+        _anew(pods[0], "securityContext.privileged: false, or keep it from nodes with GPUs"),
     )
 
 
@@ -138,38 +142,38 @@ def _visible(pods: list[Pod], code: str, level: Level, what: str, remedy: str) -
         level,
         f"Pod/{first.key}",
         f"pod {first.key}{others} on node {first.spec.node_name} {what}",
-        f"{remedy}\nkubectl -n {first.namespace} delete pod {first.name}",
+        remedy,
         {"pods": len(pods)},
     )
 
 
 def _tainted(facts: Facts) -> Iterator[Finding]:
-    """Pods that would fit somewhere, were it not for taints; one finding for the pods of a controller."""
+    """Pods that would fit somewhere, were it not for taints. Pods that ask for the same get one answer."""
     by_name = {node.name: node for node in facts.nodes}
-    said: set[str] = set()
+    waiting: dict[tuple[NodeRules, PodRequest], list[Pod]] = {}
     for pod in facts.pods:
-        request = _request(facts, pod) if pod.alive and not pod.spec.node_name else None
-        owner = pod.owner.uid if pod.owner else pod.uid
-        if not request or pod.spec.scheduling_gates or owner in said:
-            continue
-        rules = rules_of(pod.spec)
+        if pod.alive and not pod.spec.node_name and not pod.spec.scheduling_gates:
+            request = facts.request(pod)
+            if request:
+                waiting.setdefault((rules_of(pod.spec), request), []).append(pod)
+    for (rules, request), pods in waiting.items():
         fitting = facts.cluster.filter(request, sorted(by_name)).fits
         refusals = {name: node_refusal(rules, by_name[name]) for name in fitting}
         tainted = {name: why for name, why in refusals.items() if "untolerated taint" in why}
         if not tainted or "" in refusals.values():
             continue
-        said.add(owner)
         name, why = next(iter(tainted.items()))
         taint = why.partition("{")[2].rstrip("}")
         key = taint.partition(":")[0]
+        others = f" (and {listed(pod.key for pod in pods[1:])} like it)" if pods[1:] else ""
         yield Finding(
             Area.PODS,
             "pod-taint",
             Level.ERROR,
-            f"Pod/{pod.key}",
-            f"pod {pod.key} fits on node {listed(tainted)}, but does not tolerate the taint "
+            f"Pod/{pods[0].key}",
+            f"pod {pods[0].key}{others} fits on node {listed(tainted)}, but does not tolerate the taint "
             f"{taint.rstrip(': ')} there",
-            f"add the toleration {{key: {key}, operator: Exists}} to the pod (template)\n"
+            f"{_anew(pods[0], f'with the toleration {{key: {key}, operator: Exists}}')}\n"
             f"kubectl taint node {name} {key}-   # or take the taint off",
-            {"nodes": len(tainted)},
+            {"pods": len(pods), "nodes": len(tainted)},
         )

@@ -43,15 +43,12 @@ def _runs(pod: Pod, wanted: tuple[str, ...]) -> str:
 
 def _controller(pod: Pod) -> tuple[str, str]:
     """`DaemonSet/kube-system/x` and the command that ends it."""
-    owner = pod.owner
-    if owner is None or owner.kind == "Node":
-        where = f"Pod/{pod.key}"
-        static = owner is not None
+    if pod.controller is None:
+        return f"Pod/{pod.key}", f"kubectl -n {pod.namespace} delete pod {pod.name}"
+    kind, name = pod.controller
+    if kind == "Node":
         file = f"remove its file from /etc/kubernetes/manifests on node {pod.spec.node_name}"
-        return where, file if static else f"kubectl -n {pod.namespace} delete pod {pod.name}"
-    kind, name = owner.kind, owner.name
-    if kind == "ReplicaSet":
-        kind, name = "Deployment", name.rpartition("-")[0] or name
+        return f"Pod/{pod.key}", file
     return f"{kind}/{pod.namespace}/{name}", f"kubectl -n {pod.namespace} delete {kind.lower()} {name}"
 
 

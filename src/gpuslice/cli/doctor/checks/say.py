@@ -6,7 +6,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
+from gpuslice.cli.doctor.objects import Pod
+
 LISTED: Final = 3
+CHANGEABLE: Final = ("Deployment", "StatefulSet", "DaemonSet")
+"""Whose pod template may be changed; a Job's may not."""
 
 
 def listed(things: Iterable[str]) -> str:
@@ -28,6 +32,12 @@ def brief(text: str, limit: int = 300) -> str:
     """On one line, cut if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[:limit]}..."
+
+
+def template_of(pod: Pod) -> str:
+    """`deployment NAME` if the pod comes from a template that kubectl can change, else ""."""
+    kind, name = pod.controller or ("", "")
+    return f"{kind.lower()} {name}" if kind in CHANGEABLE else ""
 
 
 def moment(text: str | None) -> datetime | None:
