@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -118,6 +119,19 @@ async def test_what_is_typed_wrong(kubeconfig: Path) -> None:
     result = await doctor(Path("/nowhere"))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: kubeconfig /nowhere does not exist")
+
+
+async def test_an_api_server_that_is_away_is_no_finding(kubeconfig: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load(kubeconfig.read_text())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{free.getsockname()[1]}"
+        away = tmp_path / "away"
+        away.write_text(yaml.safe_dump(config))
+        result = await doctor(away, "-o", "json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
 
 
 async def test_the_last_line_of_an_agents_log_is_shown(site: Site, kubeconfig: Path) -> None:

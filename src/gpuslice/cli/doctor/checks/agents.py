@@ -146,8 +146,7 @@ def _missing(facts: Facts, node: Node, daemonset: DaemonSet) -> Finding:
             Level.ERROR,
             f"Node/{node.name}",
             f"node {node.name} has the taint {say_taint(taint)}, which {daemonset.where} does not tolerate, "
-            "so no "
-            "agent runs there and its GPUs are not offered",
+            "so no agent runs there and its GPUs are not offered",
             f"kubectl -n {daemonset.namespace} patch daemonset {daemonset.name} --type=json "
             f"-p='{json.dumps([operation])}'",
         )

@@ -29,8 +29,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             Level.ERROR,
             "Cluster",
             "there is nothing of gpuslice in this cluster: no agent, no scheduler, no webhook and no node "
-            "that "
-            "publishes its GPUs",
+            "that publishes its GPUs",
             "helm install gpuslice deploy/helm/gpuslice -n gpuslice-system --create-namespace "
             "--set-file agent.devices.simulated=examples/devices/t4x2.yaml",
         )
@@ -119,8 +118,7 @@ def _kubelets(facts: Facts) -> Iterator[Finding]:
             Level.WARNING,
             f"Node/{node.name}",
             f"kubelet of node {node.name} is {info.kubelet_version}, the API server {facts.version}; it may "
-            "be the "
-            f"same minor version or up to {KUBELET_LAG} older",
+            f"be the same minor version or up to {KUBELET_LAG} older",
             f"upgrade kubelet on node {node.name} to v{server[0]}.{server[1]}",
             {"server_minor": server[1], "kubelet_minor": theirs[1]},
         )

@@ -57,8 +57,7 @@ def _pod(facts: Facts, pod: Pod, now: datetime) -> Iterator[Finding]:
             Level.WARNING,
             f"Pod/{pod.key}",
             f"pod {pod.key} has run on node {view.name} for {minutes} minutes, but the node never confirmed "
-            "its GPU "
-            f"({names.MEM_ASSIGNED}=false): did its agent see it start?",
+            f"its GPU ({names.MEM_ASSIGNED}=false): did its agent see it start?",
             f"kubectl -n {pod.namespace} exec {pod.name} -- env | grep -e NVIDIA_VISIBLE_DEVICES -e "
             "ALIYUN_COM",
             {"minutes": minutes},
@@ -89,8 +88,7 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
                 Level.WARNING,
                 f"Node/{node.name}",
                 f"node {node.name} still has the annotation {names.NODE_GPUS}, but it is not in the pool "
-                "and has no "
-                "agent",
+                "and has no agent",
                 f"kubectl annotate node {node.name} {names.NODE_GPUS}- {names.MEMORY_UNIT}-",
             )
 
@@ -111,8 +109,7 @@ def _marks(facts: Facts) -> Iterator[Finding]:
                 Level.WARNING,
                 f"ConfigMap/{one.key}",
                 f"ConfigMap {one.key} marks GPUs of node {node}, which does not exist: a new node of that "
-                "name would "
-                "lose them",
+                "name would lose them",
                 remove,
             )
             continue

@@ -41,8 +41,7 @@ def _units(facts: Facts) -> Iterator[Finding]:
         Level.ERROR,
         f"Node/{odd[0]}",
         f"one {names.GPU_MEM} is not the same on all nodes ({said}): node {odd[0]} with {odd_unit} gives a "
-        "pod "
-        "another amount than it would get elsewhere",
+        "pod another amount than it would get elsewhere",
         "restart gpuslice up with one memoryUnit in its cluster file"
         if facts.in_one_process
         else f"helm upgrade gpuslice deploy/helm/gpuslice -n {_namespace(facts)} --reuse-values "
@@ -71,11 +70,9 @@ def _unpublished(facts: Facts) -> Iterator[Finding]:
             Level.WARNING,
             f"Node/{old[0]}",
             f"node {listed(old)} offers {names.GPU_MEM} without saying what one unit is (gpushare's "
-            "plugin), beside "
-            "nodes that do; it is taken for what the size of the GPUs suggests",
+            "plugin), beside nodes that do; it is taken for what the size of the GPUs suggests",
             "kubectl -n kube-system delete daemonset gpushare-device-plugin-ds   # our agent takes over "
-            "where "
-            "gpushare=true, and running pods stay",
+            "where gpushare=true, and running pods stay",
             {"nodes": len(old)},
         )
 

@@ -160,14 +160,12 @@ def _bypass(facts: Facts, scheduler: str, pods: list[Pod], served: frozenset[str
     if bound:
         sentence = (
             f"{plural(len(bound), 'pod')} asking for {names.GPU_MEM} ({listed(pod.key for pod in bound)}) "
-            "got a "
-            f"node from {scheduler} without the extender being asked"
+            f"got a node from {scheduler} without the extender being asked"
         )
     else:
         sentence = (
             f"{plural(len(pods), 'pod')} asking for {names.GPU_MEM} ({listed(pod.key for pod in pods)}) "
-            "wait for "
-            f"{scheduler}, which does not ask the extender"
+            f"wait for {scheduler}, which does not ask the extender"
         )
     extender = any(one.mode == "extender" for one in facts.schedulers)
     if scheduler == DEFAULT and _unwired(facts):
@@ -237,8 +235,7 @@ def _unreachable(facts: Facts) -> Iterator[Finding]:
                 f"Pod/{pod.key}",
                 f"{_scheduler_of(pod)} cannot reach the extender for pod {pod.key}: {brief(said)}",
                 "kubectl get pods -A -l app.kubernetes.io/name=gpuslice -o wide   # and compare its address "
-                "with "
-                "the urlPrefix in kube-scheduler's configuration",
+                "with the urlPrefix in kube-scheduler's configuration",
             )
             return
     for pod in facts.pods:
@@ -250,8 +247,7 @@ def _unreachable(facts: Facts) -> Iterator[Finding]:
                 Level.ERROR,
                 f"Pod/{pod.key}",
                 f"gpushare's device plugin on node {pod.spec.node_name} found no GPU chosen for pod "
-                f"{pod.key}, which "
-                f"cannot heal: {brief(words)}",
+                f"{pod.key}, which cannot heal: {brief(words)}",
                 f"kubectl -n {pod.namespace} delete pod {pod.name}   # after the extender is wired",
             )
             return

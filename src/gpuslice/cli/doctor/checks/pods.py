@@ -94,8 +94,7 @@ def _overrides(pods: list[Pod]) -> Finding:
         "visibility-overridden",
         Level.ERROR,
         f"sets {names.VISIBLE_DEVICES} itself beside its request, which beats the GPU that it was given: it "
-        "may "
-        "use any GPU of the node",
+        "may use any GPU of the node",
         _unset(pods[0]),
     )
 

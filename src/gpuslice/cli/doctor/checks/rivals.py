@@ -67,8 +67,7 @@ def _plugins(facts: Facts) -> Iterator[Finding]:
             Level.ERROR,
             where,
             f"{where} runs another device plugin beside our agent on node {listed(sorted(set(nodes)))}; "
-            "kubelet "
-            "listens to whichever registered last, and the same GPU is given away twice",
+            "kubelet listens to whichever registered last, and the same GPU is given away twice",
             remedy,
             {"nodes": len(set(nodes))},
         )
@@ -85,8 +84,7 @@ def _extenders(facts: Facts) -> Iterator[Finding]:
             Level.ERROR,
             where,
             f"gpushare's old extender {where} still runs beside gpuslice: two accounts of the same memory, "
-            "of "
-            "which neither knows what the other has just promised",
+            "of which neither knows what the other has just promised",
             remedy,
         )
 

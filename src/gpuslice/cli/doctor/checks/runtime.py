@@ -82,8 +82,7 @@ def _configure(node: Node) -> str:
     name = {"docker": "docker", "cri-o": "crio"}.get(engine, "containerd")
     return (
         f"sudo nvidia-ctk runtime configure --runtime={name} --set-as-default && sudo systemctl restart "
-        f"{name}"
-        f"   # on node {node.name}"
+        f"{name}   # on node {node.name}"
     )
 
 
@@ -127,7 +126,6 @@ def _without_runtime_class(facts: Facts, node: Node) -> Finding | None:
         Level.WARNING,
         f"Node/{node.name}",
         f"nothing shows that the container runtime of node {node.name} ({engine}) knows NVIDIA's: there is "
-        "no "
-        "RuntimeClass with the handler nvidia, and without the runtime containers start but see no GPU",
+        "no RuntimeClass with the handler nvidia, and without the runtime containers start but see no GPU",
         _configure(node),
     )

@@ -200,8 +200,7 @@ class _Hook:
                 "certificate-wrong-name",
                 where,
                 f"the webhook's certificate ({where}) does not carry the name {host} under which the API "
-                "server "
-                f"calls it, {self._effect}",
+                f"server calls it, {self._effect}",
                 self._remedy,
             )
         if judge_signer and authorities and not _signed(leaf, chain[1:], authorities):
