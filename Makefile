@@ -43,14 +43,16 @@ test: $(VENV)/.ready ## Run the tests
 		$(BIN)/pytest $(TEST_ARGS)
 
 e2e: $(VENV)/.ready ## Run the tests against a real Kubernetes on this machine (root; the first run builds it)
+	@$(BIN)/python -m tests.e2e.components >/dev/null
 	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" HELM="$$($(TOOLS)/bin/python tools/helm.py)" \
-		$(BIN)/pytest tests/e2e --timeout=1800
+		$(BIN)/pytest tests/e2e $(E2E_ARGS)
 
 lint: $(VENV)/.ready ## Check format, style, layers and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/mypy tests/e2e
 
 manifests: $(VENV)/.ready ## Write deploy/manifests anew from the chart
 	@$(TOOLS)/bin/python tools/manifests.py

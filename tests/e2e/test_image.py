@@ -32,7 +32,7 @@ def build(folder: Path) -> Path:
 
 
 def run(root: Path, *command: str) -> str:
-    done = subprocess.run([*NOBODY, root, *command], capture_output=True, text=True, check=False)
+    done = subprocess.run([*NOBODY, str(root), *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
