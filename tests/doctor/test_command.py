@@ -121,14 +121,18 @@ async def test_what_is_typed_wrong(kubeconfig: Path) -> None:
     assert result.stderr.startswith("error: kubeconfig /nowhere does not exist")
 
 
-async def test_an_api_server_that_is_away_is_no_finding(kubeconfig: Path, tmp_path: Path) -> None:
+def elsewhere(kubeconfig: Path, path: Path, port: int) -> Path:
+    """The same kubeconfig with another port."""
     config = yaml.safe_load(kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{port}"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+async def test_an_api_server_that_is_away_is_no_finding(kubeconfig: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{free.getsockname()[1]}"
-        away = tmp_path / "away"
-        away.write_text(yaml.safe_dump(config))
-        result = await doctor(away, "-o", "json")
+        result = await doctor(elsewhere(kubeconfig, tmp_path / "away", free.getsockname()[1]), "-o", "json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
