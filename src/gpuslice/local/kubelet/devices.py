@@ -39,6 +39,7 @@ from gpuslice.node.kubeletmessages import (
 from gpuslice.units import parse_count
 
 SOCKET: Final = "kubelet.sock"
+SAVE_SECONDS: Final = 0.05
 
 _log = structlog.get_logger(__name__)
 
@@ -85,6 +86,7 @@ class Devices:
         self._endpoints: dict[str, _Endpoint] = {}
         self._server: Server | None = None
         self._expiries: set[asyncio.Task[None]] = set()
+        self._saving: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Read the checkpoint, delete every socket in the folder, and wait for plugins."""
@@ -109,6 +111,7 @@ class Devices:
         if self._server is not None:
             await self._server.stop()
             self._server = None
+        self.flush()
 
     # --- plugins ----------------------------------------------------------------------------------
     async def _register(self, registration: Registration) -> None:
@@ -253,7 +256,19 @@ class Devices:
             raise AllocationError(str(error)) from error
 
     def _save(self) -> None:
-        self._file.save(self.manager.healthy_ids(), self.manager.all_holdings())
+        """Write the checkpoint soon. A kubelet does it at once; this one cannot die alone, so many pods that
+        start together are written together.
+        """
+        if self._saving is None:
+            # The loop's own time: nothing is decided by when this happens.
+            self._saving = asyncio.get_running_loop().call_later(SAVE_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Write now what is to be written."""
+        if self._saving is not None:
+            self._saving.cancel()
+            self._saving = None
+            self._file.save(self.manager.healthy_ids(), self.manager.all_holdings())
 
 
 def _extended(resource: str) -> bool:
