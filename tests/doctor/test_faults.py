@@ -2,374 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import faults
 import pytest
-from doctor_world import NAMESPACE, SERVED, Json, Site, micro, owner_of, resource
+from doctor_world import NAMESPACE, SERVED, Site, micro, owner_of
 
 from gpuslice import names
 from gpuslice.cli.doctor.finding import Finding, Level
-from gpuslice.units import MemoryUnit
 
-SEES_ALL = {"env": [{"name": names.VISIBLE_DEVICES, "value": "all"}]}
 OWNERLESS = "kubectl -n default delete pod"
-
-
-def waiting(
-    reason: str, message: str = "", *, name: str = "main", last: Json | None = None, restarts: int = 0
-) -> Json:
-    """The status of a pod whose container does not start."""
-    return {
-        "phase": "Pending",
-        "conditions": [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}],
-        "containerStatuses": [
-            {
-                "name": name,
-                "image": "x",
-                "imageID": "",
-                "ready": False,
-                "restartCount": restarts,
-                "state": {"waiting": {"reason": reason, "message": message}},
-                "lastState": {"terminated": last} if last else {},
-            }
-        ],
-    }
-
-
-# --- versions ---------------------------------------------------------------------------------------
-async def kube_scheduler_of_another_age(site: Site) -> None:
-    image = [
-        {
-            "op": "replace",
-            "path": "/spec/template/spec/containers/1/image",
-            "value": "k8s.io/kube-scheduler:v1.31.4",
-        }
-    ]
-    await site.patch("Deployment", "gpuslice-scheduler", image, NAMESPACE)
-
-
-async def kubelet_of_another_age(site: Site) -> None:
-    await site.patch("Node", "gpu-1", {"status": {"nodeInfo": {"kubeletVersion": "v1.30.9"}}}, None, "status")
-
-
-async def agents_of_another_version(site: Site) -> None:
-    image = [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "gpuslice:0.0.9"}]
-    await site.patch("DaemonSet", "gpuslice-agent", image, NAMESPACE)
-
-
-# --- runtime ----------------------------------------------------------------------------------------
-async def driver_that_does_not_answer(site: Site) -> None:
-    said = "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"
-    await site.pod("train", 2, on="gpu-1", index=0, status=waiting("RunContainerError", said))
-
-
-async def agent_that_finds_no_gpu(site: Site) -> None:
-    labels = {"gpushare": "true", "feature.node.kubernetes.io/pci-0302_10de.present": "true"}
-    await site.put(
-        {
-            "apiVersion": "node.k8s.io/v1",
-            "kind": "RuntimeClass",
-            "metadata": {"name": "nvidia"},
-            "handler": "nvidia",
-        }
-    )
-    await site.node("gpu-2", labels=labels, published=False, offered=False)
-    await site.agent("gpu-2")
-
-
-async def runtime_that_docker_does_not_know(site: Site) -> None:
-    await site.node("gpu-2", runtime="docker://27.1.1")
-    await site.agent("gpu-2")
-    said = 'failed to create shim task: could not select device driver "nvidia" with capabilities: [[gpu]]'
-    await site.pod("train", 2, on="gpu-2", index=0, status=waiting("CreateContainerError", said))
-
-
-async def runtime_of_which_nothing_shows(site: Site) -> None:
-    await site.patch("Node", "gpu-1", {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}})
-
-
-async def card_outside_the_pool(site: Site) -> None:
-    await site.node(
-        "gpu-2",
-        labels={"feature.node.kubernetes.io/pci-10de.present": "true"},
-        published=False,
-        offered=False,
-    )
-
-
-# --- rivals -----------------------------------------------------------------------------------------
-async def nvidias_plugin_beside_ours(site: Site) -> None:
-    await site.pod(
-        "nvidia-device-plugin-daemonset-x7",
-        on="gpu-1",
-        container={"image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"},
-        owner=owner_of("DaemonSet", "nvidia-device-plugin-daemonset"),
-        namespace="kube-system",
-    )
-
-
-async def gpushares_extender_beside_ours(site: Site) -> None:
-    await site.pod(
-        "gpushare-schd-extender-5f6-x",
-        on="cp",
-        container={"image": "registry.example/acs/k8s-gpushare-schd-extender:1.11-d170d8a"},
-        owner=owner_of("ReplicaSet", "gpushare-schd-extender-5f6"),
-        namespace="kube-system",
-    )
-
-
-async def somebody_who_counts_otherwise(site: Site) -> None:
-    amounts = {"capacity": {names.WHOLE_GPU: "8"}, "allocatable": {names.WHOLE_GPU: "8"}}
-    await site.patch("Node", "gpu-1", {"status": amounts}, None, "status")
-
-
-# --- agents -----------------------------------------------------------------------------------------
-async def no_daemonset(site: Site) -> None:
-    await site.delete("Pod", "gpuslice-agent-gpu-1", NAMESPACE)
-    await site.delete("DaemonSet", "gpuslice-agent", NAMESPACE)
-    await zero(site)
-
-
-async def zero(site: Site) -> None:
-    """What kubelet says when the plugin has gone."""
-    await site.patch("Node", "gpu-1", {"status": {"allocatable": {names.GPU_MEM: "0"}}}, None, "status")
-
-
-async def no_node_labelled(site: Site) -> None:
-    await site.delete("Pod", "gpuslice-agent-gpu-1", NAMESPACE)
-    await site.delete("Node", "gpu-1")
-    await site.node("cpu-1", labels={}, published=False, offered=False)
-
-
-async def agent_that_never_came(site: Site) -> None:
-    await site.node("gpu-2", published=False, offered=False)
-    said = 'Error creating: pods "gpuslice-agent-" is forbidden: violates PodSecurity "restricted:latest"'
-    await site.put(
-        {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": "x.1", "namespace": NAMESPACE},
-            "involvedObject": {"kind": "DaemonSet", "name": "gpuslice-agent", "namespace": NAMESPACE},
-            "type": "Warning",
-            "reason": "FailedCreate",
-            "message": said,
-        }
-    )
-
-
-async def agent_that_crashes(site: Site) -> None:
-    await site.node("gpu-2")
-    last = {"exitCode": 2, "message": "error: /devices/devices.yaml: there is no such file"}
-    await site.agent(
-        "gpu-2", waiting("CrashLoopBackOff", "back-off 5m0s", name="agent", last=last, restarts=7)
-    )
-
-
-async def plugin_kubelet_has_not_heard_of(site: Site) -> None:
-    await zero(site)
-
-
-async def record_that_cannot_be_read(site: Site) -> None:
-    await site.patch("Node", "gpu-1", {"metadata": {"annotations": {names.NODE_GPUS: "[{"}}})
-
-
-async def taint_that_keeps_the_agent_away(site: Site) -> None:
-    await site.node("gpu-2", published=False, offered=False)
-    taints = [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]
-    await site.patch("Node", "gpu-2", {"spec": {"taints": taints}})
-
-
-# --- scheduler --------------------------------------------------------------------------------------
-async def no_scheduler(site: Site) -> None:
-    await site.delete("Deployment", "gpuslice-scheduler", NAMESPACE)
-
-
-async def image_that_cannot_be_pulled(site: Site) -> None:
-    for suffix in ("a", "b"):
-        status = waiting("ImagePullBackOff", 'Back-off pulling image "gpuslice:0.1.0"', name="extender")
-        await site.patch("Pod", f"gpuslice-scheduler-{suffix}", {"status": status}, NAMESPACE, "status")
-
-
-async def one_replica_down(site: Site) -> None:
-    status = waiting("CrashLoopBackOff", name="kube-scheduler")
-    await site.patch("Pod", "gpuslice-scheduler-b", {"status": status}, NAMESPACE, "status")
-
-
-async def lease_that_nobody_renews(site: Site) -> None:
-    long_ago = micro(datetime.now(UTC) - timedelta(minutes=10))
-    await site.patch("Lease", "gpuslice-scheduler", {"spec": {"renewTime": long_ago}}, NAMESPACE)
-
-
-async def configuration_without_extender(site: Site) -> None:
-    text = "kind: KubeSchedulerConfiguration\nprofiles: [{schedulerName: gpuslice}]\n"
-    await site.patch("ConfigMap", "gpuslice-scheduler", {"data": {"scheduler.yaml": text}}, NAMESPACE)
-
-
-async def extender_on_another_port(site: Site) -> None:
-    words = json.loads(await site.client.read(resource("Deployment").path(NAMESPACE, "gpuslice-scheduler")))
-    args = words["spec"]["template"]["spec"]["containers"][0]["args"]
-    position = next(i for i, word in enumerate(args) if word.startswith("--listen="))
-    change = {
-        "op": "replace",
-        "path": f"/spec/template/spec/containers/0/args/{position}",
-        "value": "--listen=127.0.0.1:40000",
-    }
-    await site.patch("Deployment", "gpuslice-scheduler", [change], NAMESPACE)
-
-
-async def pods_of_the_default_scheduler(site: Site) -> None:
-    await site.kube_scheduler()
-    await site.pod("old-1", 2, on="gpu-1", scheduler="default-scheduler")
-    await site.pod("old-2", 2, scheduler="default-scheduler")
-
-
-async def scheduler_that_does_not_exist(site: Site) -> None:
-    await site.pod("train", 2, scheduler="gpushare-scheduler", status={"phase": "Pending"})
-
-
-async def extender_that_does_not_answer(site: Site) -> None:
-    said = 'Post "http://127.0.0.1:32766/gpushare-scheduler/filter": dial tcp 127.0.0.1:32766: connect: connection refused'
-    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": said}
-    await site.pod("train", 2, status={"phase": "Pending", "conditions": [condition]})
-
-
-async def pod_that_gpushare_refused(site: Site) -> None:
-    said = "nvidia-container-cli: device error: unknown device id: no-gpu-has-3GiB-to-run"
-    await site.pod("train", 3, on="gpu-1", index=0, status=waiting("RunContainerError", said))
-
-
-# --- webhook ----------------------------------------------------------------------------------------
-async def no_webhook(site: Site) -> None:
-    await site.delete("MutatingWebhookConfiguration", "gpuslice")
-
-
-async def webhook_without_service(site: Site) -> None:
-    await site.delete("Service", "gpuslice-webhook", NAMESPACE)
-
-
-async def webhook_without_endpoint(site: Site) -> None:
-    await site.patch(
-        "EndpointSlice",
-        "gpuslice-webhook-x",
-        {"endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": False}}]},
-        NAMESPACE,
-    )
-
-
-async def webhook_that_fails_open_without_endpoint(site: Site) -> None:
-    await webhook_without_endpoint(site)
-    await site.hook({"op": "replace", "path": "/failurePolicy", "value": "Ignore"})
-
-
-async def bundle_that_is_none(site: Site) -> None:
-    await site.hook({"op": "replace", "path": "/clientConfig/caBundle", "value": "bm9uc2Vuc2U="})
-
-
-async def no_authority(site: Site) -> None:
-    await site.hook({"op": "remove", "path": "/clientConfig/caBundle"})
-
-
-async def empty_secret(site: Site) -> None:
-    await site.patch("Secret", "gpuslice-tls", {"data": None}, NAMESPACE)
-
-
-async def expired_certificate(site: Site) -> None:
-    await site.trust(await site.certificate(made=datetime.now(UTC) - timedelta(days=91)))
-
-
-async def certificate_about_to_end(site: Site) -> None:
-    await site.trust(await site.certificate(made=datetime.now(UTC) - timedelta(days=80)))
-
-
-async def certificate_of_the_future(site: Site) -> None:
-    await site.trust(await site.certificate(made=datetime.now(UTC) + timedelta(days=2)))
-
-
-async def certificate_for_another_name(site: Site) -> None:
-    await site.trust(await site.certificate(name="gpuslice-webhook.elsewhere.svc"))
-
-
-async def certificate_of_another_authority(site: Site) -> None:
-    await site.certificate()
-
-
-# --- units and memory -------------------------------------------------------------------------------
-async def nodes_of_two_units(site: Site) -> None:
-    await site.node("gpu-2", unit=MemoryUnit(256))
-    await site.agent("gpu-2")
-
-
-async def node_of_gpushare(site: Site) -> None:
-    await site.node("old-1", published=False)
-    await site.patch("Node", "old-1", {"metadata": {"labels": {"gpushare": None}}})
-
-
-async def gpu_given_away_twice(site: Site) -> None:
-    await site.pod("a", 10, on="gpu-1", index=0)
-    await site.pod("b", 10, on="gpu-1", index=0)
-
-
-# --- pods -------------------------------------------------------------------------------------------
-async def pod_that_overrides(site: Site) -> None:
-    await site.pod("train", 2, on="gpu-1", index=0, container=SEES_ALL)
-
-
-async def pods_that_see_everything(site: Site) -> None:
-    owner = owner_of("ReplicaSet", "miner-5f6")
-    for name in ("miner-1", "miner-2"):
-        await site.pod(name, on="gpu-1", container=SEES_ALL, owner=owner)
-
-
-async def pod_that_mounts_a_device(site: Site) -> None:
-    await site.pod("raw", on="gpu-1", volumes=[{"name": "gpu", "hostPath": {"path": "/dev/nvidia0"}}])
-
-
-async def privileged_pod(site: Site) -> None:
-    await site.pod("shell", on="gpu-1", container={"securityContext": {"privileged": True}})
-
-
-async def taint_that_keeps_a_pod_waiting(site: Site) -> None:
-    taints = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
-    await site.patch("Node", "gpu-1", {"spec": {"taints": taints}})
-    await site.pod("train", 2)
-    await site.pod("train-2", 2)
-    await site.pod("tolerant", 2, tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}])
-
-
-# --- leftovers --------------------------------------------------------------------------------------
-async def pod_on_a_gpu_that_is_gone(site: Site) -> None:
-    record = json.dumps({"main": {"GPU-sold": 2048}})
-    await site.pod("train", 2, on="gpu-1", annotations={names.ALLOCATION: record})
-
-
-async def pod_that_was_never_confirmed(site: Site) -> None:
-    bound = int((datetime.now(UTC) - timedelta(minutes=30)).timestamp() * 1e9)
-    await site.pod(
-        "train",
-        2,
-        on="gpu-1",
-        annotations={names.MEM_IDX: "0", names.MEM_ASSIGNED: "false", names.MEM_ASSUME_TIME: str(bound)},
-    )
-
-
-async def node_whose_agent_is_gone_for_good(site: Site) -> None:
-    await site.node("gpu-2", labels={}, offered=False)
-
-
-async def marks_of_a_node_that_is_gone(site: Site) -> None:
-    await marks(site, "sold", "0")
-
-
-async def marks_of_a_gpu_that_is_not_there(site: Site) -> None:
-    await marks(site, "gpu-1", "0,7")
-
-
-async def marks(site: Site, node: str, gpus: str) -> None:
-    meta = {"name": f"unhealthy-gpu-{node}", "namespace": "kube-system"}
-    await site.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"gpus": gpus}})
 
 
 @dataclass(frozen=True)
@@ -390,59 +34,59 @@ HOOK = "MutatingWebhookConfiguration/gpuslice"
 WORKLOAD = f"Deployment/{NAMESPACE}/gpuslice-scheduler"
 RESTART = f"kubectl -n {NAMESPACE} rollout restart deployment gpuslice-scheduler"
 CASES = [
-    Case(kube_scheduler_of_another_age, "kube-scheduler-skew", WORKLOAD, "is v1.31.4, the API server v1.36", "image.tag=v1.36.0"),
-    Case(kubelet_of_another_age, "kubelet-skew", "Node/gpu-1", "kubelet of node gpu-1 is v1.30.9", "upgrade kubelet", WARNING),
-    Case(agents_of_another_version, "own-versions-differ", f"DaemonSet/{NAMESPACE}/gpuslice-agent", "runs gpuslice:0.0.9 and", "helm upgrade", WARNING),
-    Case(driver_that_does_not_answer, "driver-absent", "Node/gpu-1", "driver does not answer on node gpu-1: pod default/train", "nvidia-smi"),
-    Case(agent_that_finds_no_gpu, "driver-absent", "Node/gpu-2", "finds no GPU there, although the node has an NVIDIA card", "logs gpuslice-agent-gpu-2"),
-    Case(runtime_that_docker_does_not_know, "runtime-missing", "Node/gpu-2", "container runtime of node gpu-2 does not know NVIDIA's", "--runtime=docker --set-as-default"),
-    Case(runtime_of_which_nothing_shows, "runtime-unproven", "Node/gpu-1", "no RuntimeClass", "--runtime=containerd", WARNING),
-    Case(card_outside_the_pool, "card-not-in-pool", "Node/gpu-2", "nobody offers", "kubectl label node gpu-2 gpushare=true", WARNING),
-    Case(nvidias_plugin_beside_ours, "rival-plugin", "DaemonSet/kube-system/nvidia-device-plugin-daemonset", "on node gpu-1", "kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset"),
-    Case(gpushares_extender_beside_ours, "rival-extender", "Deployment/kube-system/gpushare-schd-extender", "still runs", "kubectl -n kube-system delete deployment gpushare-schd-extender"),
-    Case(somebody_who_counts_otherwise, "foreign-count", "Node/gpu-1", "offers 8 nvidia.com/gpu, but its agent has published 2 GPUs", "spec.nodeName=gpu-1"),
-    Case(no_daemonset, "agent-not-installed", "DaemonSet", "node gpu-1 with the label gpushare=true offers no GPU", "helm upgrade --install"),
-    Case(no_node_labelled, "pool-empty", f"DaemonSet/{NAMESPACE}/gpuslice-agent", "no node has the label gpushare=true", "kubectl label node NODE gpushare=true"),
-    Case(agent_that_never_came, "agent-missing", "Node/gpu-2", 'violates PodSecurity "restricted:latest"', "describe daemonset gpuslice-agent"),
-    Case(agent_that_crashes, "agent-failing", f"Pod/{NAMESPACE}/gpuslice-agent-gpu-2", "CrashLoopBackOff: back-off 5m0s: error: /devices/devices.yaml: there is no such file", "logs gpuslice-agent-gpu-2 --previous"),
-    Case(plugin_kubelet_has_not_heard_of, "plugin-not-registered", "Node/gpu-1", "has published 2 GPUs, but kubelet offers 0 aliyun.com/gpu-mem", "delete pod gpuslice-agent-gpu-1"),
-    Case(record_that_cannot_be_read, "node-record-damaged", "Node/gpu-1", "cannot be read", "delete pod gpuslice-agent-gpu-1"),
-    Case(taint_that_keeps_the_agent_away, "agent-taint", "Node/gpu-2", "the taint dedicated=ml:NoSchedule", '{"key": "dedicated", "operator": "Exists"}'),
-    Case(no_scheduler, "scheduler-not-installed", "Deployment", "nobody chooses GPUs", "helm upgrade --install"),
-    Case(image_that_cannot_be_pulled, "scheduler-down", WORKLOAD, "container extender: ImagePullBackOff", "logs gpuslice-scheduler-"),
-    Case(one_replica_down, "scheduler-replica-down", f"Pod/{NAMESPACE}/gpuslice-scheduler-b", "one of 2 replicas", "logs gpuslice-scheduler-b", WARNING),
-    Case(lease_that_nobody_renews, "no-leader", f"Lease/{NAMESPACE}/gpuslice-scheduler", "by gpuslice-scheduler-a", RESTART),
-    Case(configuration_without_extender, "extender-not-configured", WORKLOAD, "no extender in ConfigMap gpuslice-system/gpuslice-scheduler manages aliyun.com/gpu-mem", "helm upgrade"),
-    Case(extender_on_another_port, "extender-not-configured", WORKLOAD, "asks http://127.0.0.1:32766/gpushare-scheduler, but the extender listens on port 40000", "helm upgrade"),
-    Case(pods_of_the_default_scheduler, "extender-bypassed", "Pod/default/old-1", "1 pod asking for aliyun.com/gpu-mem (default/old-1) got a node from default-scheduler without the extender being asked; kube-scheduler has no --config", "# and make it anew with spec.schedulerName: gpuslice"),
-    Case(scheduler_that_does_not_exist, "scheduler-unknown", "Pod/default/train", "with schedulerName gpushare-scheduler; ours are called gpuslice", "# and make it anew with spec.schedulerName: gpuslice"),
-    Case(extender_that_does_not_answer, "extender-unreachable", "Pod/default/train", "connection refused", "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"),
-    Case(pod_that_gpushare_refused, "gpushare-refused", "Pod/default/train", "no-gpu-has-3GiB-to-run", f"{OWNERLESS} train"),
-    Case(no_webhook, "webhook-absent", "MutatingWebhookConfiguration", "sees every GPU", "webhook.enabled=true", WARNING),
-    Case(webhook_without_service, "webhook-unreachable", HOOK, "Service gpuslice-system/gpuslice-webhook, which does not exist", "helm upgrade"),
-    Case(webhook_without_endpoint, "webhook-unreachable", HOOK, "no ready endpoint, so the API server refuses pods", "get pods -l app.kubernetes.io/component=scheduler"),
-    Case(webhook_that_fails_open_without_endpoint, "webhook-unreachable", HOOK, "so pods are let in", "get pods", WARNING),
-    Case(bundle_that_is_none, "ca-bundle-broken", HOOK, "its caBundle holds no certificate", RESTART),
-    Case(no_authority, "ca-bundle-missing", HOOK, "is empty", RESTART),
-    Case(empty_secret, "certificate-missing", SECRET, "holds no certificate", RESTART),
-    Case(expired_certificate, "certificate-expired", SECRET, "expired on", RESTART),
-    Case(certificate_about_to_end, "certificate-ending", SECRET, "nobody has renewed it", RESTART, WARNING),
-    Case(certificate_of_the_future, "certificate-not-yet-valid", SECRET, "is a clock wrong?", RESTART),
-    Case(certificate_for_another_name, "certificate-wrong-name", SECRET, f"does not carry the name {SERVED}", RESTART),
-    Case(certificate_of_another_authority, "certificate-wrong-authority", SECRET, "not signed by the authority in the caBundle", RESTART),
-    Case(nodes_of_two_units, "unit-mismatch", "Node/gpu-2", "GiB on gpu-1 and 256MiB on gpu-2", "--set memoryUnit=GiB"),
-    Case(node_of_gpushare, "unit-unpublished", "Node/old-1", "without saying what one unit is", "gpushare-device-plugin-ds", WARNING),
-    Case(gpu_given_away_twice, "gpu-overcommitted", "Node/gpu-1", "has 15360 MiB, but 20480 MiB of it are promised, to pod default/a and default/b", f"{OWNERLESS} b"),
-    Case(pod_that_overrides, "visibility-overridden", "Pod/default/train", "may use any GPU of the node", f"{OWNERLESS} train"),
-    Case(pods_that_see_everything, "visibility-unasked", "Pod/default/miner-1", "(and default/miner-2 like it) on node gpu-1 asks for no GPU", "kubectl -n default set env deployment miner NVIDIA_VISIBLE_DEVICES-"),
-    Case(pod_that_mounts_a_device, "device-mounted", "Pod/default/raw", "mounts /dev/nvidia*", "hostPath"),
-    Case(privileged_pod, "privileged", "Pod/default/shell", "is privileged and asks for no GPU", "securityContext.privileged: false", WARNING),
-    Case(taint_that_keeps_a_pod_waiting, "pod-taint", "Pod/default/train", "pod default/train (and default/train-2 like it) fits on node gpu-1, but does not tolerate the taint nvidia.com/gpu there", "kubectl taint node gpu-1 nvidia.com/gpu-"),
-    Case(pod_on_a_gpu_that_is_gone, "pod-record-stale", "Pod/default/train", "a GPU that node gpu-1 does not have", f"{OWNERLESS} train"),
-    Case(pod_that_was_never_confirmed, "never-confirmed", "Pod/default/train", "for 31 minutes", "exec train -- env", WARNING),
-    Case(node_whose_agent_is_gone_for_good, "node-record-orphaned", "Node/gpu-2", "not in the pool", "kubectl annotate node gpu-2 gpuslice.io/gpus-", WARNING),
-    Case(marks_of_a_node_that_is_gone, "unhealthy-map-orphaned", "ConfigMap/kube-system/unhealthy-gpu-sold", "which does not exist", "delete configmap unhealthy-gpu-sold", WARNING),
-    Case(marks_of_a_gpu_that_is_not_there, "unhealthy-map-index", "ConfigMap/kube-system/unhealthy-gpu-gpu-1", "GPU 7, which node gpu-1 does not have", "edit configmap", WARNING),
+    Case(faults.kube_scheduler_of_another_age, "kube-scheduler-skew", WORKLOAD, "is v1.31.4, the API server v1.36", "image.tag=v1.36.0"),
+    Case(faults.kubelet_of_another_age, "kubelet-skew", "Node/gpu-1", "kubelet of node gpu-1 is v1.30.9", "upgrade kubelet", WARNING),
+    Case(faults.agents_of_another_version, "own-versions-differ", f"DaemonSet/{NAMESPACE}/gpuslice-agent", "runs gpuslice:0.0.9 and", "helm upgrade", WARNING),
+    Case(faults.driver_that_does_not_answer, "driver-absent", "Node/gpu-1", "driver does not answer on node gpu-1: pod default/train", "nvidia-smi"),
+    Case(faults.agent_that_finds_no_gpu, "driver-absent", "Node/gpu-2", "finds no GPU there, although the node has an NVIDIA card", "logs gpuslice-agent-gpu-2"),
+    Case(faults.runtime_that_docker_does_not_know, "runtime-missing", "Node/gpu-2", "container runtime of node gpu-2 does not know NVIDIA's", "--runtime=docker --set-as-default"),
+    Case(faults.runtime_of_which_nothing_shows, "runtime-unproven", "Node/gpu-1", "no RuntimeClass", "--runtime=containerd", WARNING),
+    Case(faults.card_outside_the_pool, "card-not-in-pool", "Node/gpu-2", "nobody offers", "kubectl label node gpu-2 gpushare=true", WARNING),
+    Case(faults.nvidias_plugin_beside_ours, "rival-plugin", "DaemonSet/kube-system/nvidia-device-plugin-daemonset", "on node gpu-1", "kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset"),
+    Case(faults.gpushares_extender_beside_ours, "rival-extender", "Deployment/kube-system/gpushare-schd-extender", "still runs", "kubectl -n kube-system delete deployment gpushare-schd-extender"),
+    Case(faults.somebody_who_counts_otherwise, "foreign-count", "Node/gpu-1", "offers 8 nvidia.com/gpu, but its agent has published 2 GPUs", "spec.nodeName=gpu-1"),
+    Case(faults.no_daemonset, "agent-not-installed", "DaemonSet", "node gpu-1 with the label gpushare=true offers no GPU", "helm upgrade --install"),
+    Case(faults.no_node_labelled, "pool-empty", f"DaemonSet/{NAMESPACE}/gpuslice-agent", "no node has the label gpushare=true", "kubectl label node NODE gpushare=true"),
+    Case(faults.agent_that_never_came, "agent-missing", "Node/gpu-2", 'violates PodSecurity "restricted:latest"', "describe daemonset gpuslice-agent"),
+    Case(faults.agent_that_crashes, "agent-failing", f"Pod/{NAMESPACE}/gpuslice-agent-gpu-2", "CrashLoopBackOff: back-off 5m0s: error: /devices/devices.yaml: there is no such file", "logs gpuslice-agent-gpu-2 --previous"),
+    Case(faults.plugin_kubelet_has_not_heard_of, "plugin-not-registered", "Node/gpu-1", "has published 2 GPUs, but kubelet offers 0 aliyun.com/gpu-mem", "delete pod gpuslice-agent-gpu-1"),
+    Case(faults.record_that_cannot_be_read, "node-record-damaged", "Node/gpu-1", "cannot be read", "delete pod gpuslice-agent-gpu-1"),
+    Case(faults.taint_that_keeps_the_agent_away, "agent-taint", "Node/gpu-2", "the taint dedicated=ml:NoSchedule", '{"key": "dedicated", "operator": "Exists"}'),
+    Case(faults.no_scheduler, "scheduler-not-installed", "Deployment", "nobody chooses GPUs", "helm upgrade --install"),
+    Case(faults.image_that_cannot_be_pulled, "scheduler-down", WORKLOAD, "container extender: ImagePullBackOff", "logs gpuslice-scheduler-"),
+    Case(faults.one_replica_down, "scheduler-replica-down", f"Pod/{NAMESPACE}/gpuslice-scheduler-b", "one of 2 replicas", "logs gpuslice-scheduler-b", WARNING),
+    Case(faults.lease_that_nobody_renews, "no-leader", f"Lease/{NAMESPACE}/gpuslice-scheduler", "by gpuslice-scheduler-a", RESTART),
+    Case(faults.configuration_without_extender, "extender-not-configured", WORKLOAD, "no extender in ConfigMap gpuslice-system/gpuslice-scheduler manages aliyun.com/gpu-mem", "helm upgrade"),
+    Case(faults.extender_on_another_port, "extender-not-configured", WORKLOAD, "asks http://127.0.0.1:32766/gpushare-scheduler, but the extender listens on port 40000", "helm upgrade"),
+    Case(faults.pods_of_the_default_scheduler, "extender-bypassed", "Pod/default/old-1", "1 pod asking for aliyun.com/gpu-mem (default/old-1) got a node from default-scheduler without the extender being asked; kube-scheduler has no --config", "# and make it anew with spec.schedulerName: gpuslice"),
+    Case(faults.scheduler_that_does_not_exist, "scheduler-unknown", "Pod/default/train", "with schedulerName gpushare-scheduler; ours are called gpuslice", "# and make it anew with spec.schedulerName: gpuslice"),
+    Case(faults.extender_that_does_not_answer, "extender-unreachable", "Pod/default/train", "connection refused", "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"),
+    Case(faults.pod_that_gpushare_refused, "gpushare-refused", "Pod/default/train", "no-gpu-has-3GiB-to-run", f"{OWNERLESS} train"),
+    Case(faults.no_webhook, "webhook-absent", "MutatingWebhookConfiguration", "sees every GPU", "webhook.enabled=true", WARNING),
+    Case(faults.webhook_without_service, "webhook-unreachable", HOOK, "Service gpuslice-system/gpuslice-webhook, which does not exist", "helm upgrade"),
+    Case(faults.webhook_without_endpoint, "webhook-unreachable", HOOK, "no ready endpoint, so the API server refuses pods", "get pods -l app.kubernetes.io/component=scheduler"),
+    Case(faults.webhook_that_fails_open_without_endpoint, "webhook-unreachable", HOOK, "so pods are let in", "get pods", WARNING),
+    Case(faults.bundle_that_is_none, "ca-bundle-broken", HOOK, "its caBundle holds no certificate", RESTART),
+    Case(faults.no_authority, "ca-bundle-missing", HOOK, "is empty", RESTART),
+    Case(faults.empty_secret, "certificate-missing", SECRET, "holds no certificate", RESTART),
+    Case(faults.expired_certificate, "certificate-expired", SECRET, "expired on", RESTART),
+    Case(faults.certificate_about_to_end, "certificate-ending", SECRET, "nobody has renewed it", RESTART, WARNING),
+    Case(faults.certificate_of_the_future, "certificate-not-yet-valid", SECRET, "is a clock wrong?", RESTART),
+    Case(faults.certificate_for_another_name, "certificate-wrong-name", SECRET, f"does not carry the name {SERVED}", RESTART),
+    Case(faults.certificate_of_another_authority, "certificate-wrong-authority", SECRET, "not signed by the authority in the caBundle", RESTART),
+    Case(faults.nodes_of_two_units, "unit-mismatch", "Node/gpu-2", "GiB on gpu-1 and 256MiB on gpu-2", "--set memoryUnit=GiB"),
+    Case(faults.node_of_gpushare, "unit-unpublished", "Node/old-1", "without saying what one unit is", "gpushare-device-plugin-ds", WARNING),
+    Case(faults.gpu_given_away_twice, "gpu-overcommitted", "Node/gpu-1", "has 15360 MiB, but 20480 MiB of it are promised, to pod default/a and default/b", f"{OWNERLESS} b"),
+    Case(faults.pod_that_overrides, "visibility-overridden", "Pod/default/train", "may use any GPU of the node", f"{OWNERLESS} train"),
+    Case(faults.pods_that_see_everything, "visibility-unasked", "Pod/default/miner-1", "(and default/miner-2 like it) on node gpu-1 asks for no GPU", "kubectl -n default set env deployment miner NVIDIA_VISIBLE_DEVICES-"),
+    Case(faults.pod_that_mounts_a_device, "device-mounted", "Pod/default/raw", "mounts /dev/nvidia*", "hostPath"),
+    Case(faults.privileged_pod, "privileged", "Pod/default/shell", "is privileged and asks for no GPU", "securityContext.privileged: false", WARNING),
+    Case(faults.taint_that_keeps_a_pod_waiting, "pod-taint", "Pod/default/train", "pod default/train (and default/train-2 like it) fits on node gpu-1, but does not tolerate the taint nvidia.com/gpu there", "kubectl taint node gpu-1 nvidia.com/gpu-"),
+    Case(faults.pod_on_a_gpu_that_is_gone, "pod-record-stale", "Pod/default/train", "a GPU that node gpu-1 does not have", f"{OWNERLESS} train"),
+    Case(faults.pod_that_was_never_confirmed, "never-confirmed", "Pod/default/train", "for 31 minutes", "exec train -- env", WARNING),
+    Case(faults.node_whose_agent_is_gone_for_good, "node-record-orphaned", "Node/gpu-2", "not in the pool", "kubectl annotate node gpu-2 gpuslice.io/gpus-", WARNING),
+    Case(faults.marks_of_a_node_that_is_gone, "unhealthy-map-orphaned", "ConfigMap/kube-system/unhealthy-gpu-sold", "which does not exist", "delete configmap unhealthy-gpu-sold", WARNING),
+    Case(faults.marks_of_a_gpu_that_is_not_there, "unhealthy-map-index", "ConfigMap/kube-system/unhealthy-gpu-gpu-1", "GPU 7, which node gpu-1 does not have", "edit configmap", WARNING),
 ]  # fmt: skip
 
 
