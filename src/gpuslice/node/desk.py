@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock
+from gpuslice.cluster.state import has_ended
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound, Unavailable
 from gpuslice.kube.client import Client
@@ -84,8 +86,13 @@ class Desk:
         if known is not None and _version(pod) < _version(known):
             return
         self._raw[pod.uid] = pod
-        read = self.pods[pod.uid] = read_pod(pod, self.ledger.gpus)
-        self.publisher.check([pod.uid])
+        before = self.pods.get(pod.uid)
+        if known is not None and before is not None and _says_the_same(known, pod):
+            read = before if before.alive == (not has_ended(pod)) else replace(before, alive=not before.alive)
+        else:
+            read = read_pod(pod, self.ledger.gpus)
+            self.publisher.check([pod.uid])
+        self.pods[pod.uid] = read
         if not read.alive:
             self.ended.set()
 
@@ -292,6 +299,14 @@ class Desk:
         )
         pod = identity.pod
         return SliceFile(pod.namespace, pod.name, pod.uid, identity.container, parts)
+
+
+def _says_the_same(old: Pod, new: Pod) -> bool:
+    """True if only the status may differ: what a pod asks for cannot be changed."""
+    return (
+        old.annotations == new.annotations
+        and old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
+    )
 
 
 def _version(pod: Pod) -> int:
