@@ -75,6 +75,7 @@ class RealCluster:
         self._connections: list[http.client.HTTPSConnection] = []
         self.nodes: list[Node] = []
         self.helpers: list[Process] = []
+        self.log_namespaces = {"kube-system"}
         self._slot: Slot | None = None
 
     def __enter__(self) -> RealCluster:
@@ -285,7 +286,19 @@ class RealCluster:
         parts.append(shown("get", "events", "--all-namespaces", "--sort-by=.metadata.creationTimestamp"))
         parts += [shown("describe", "pod", name, f"--namespace={space}") for space, name in self._stuck()]
         parts += [_section(process.name, process.tail()) for process in self.processes]
+        parts += [
+            _section(str(log.parent.relative_to(log.parents[2])), _tail(log)) for log in self._pod_logs()
+        ]
         return "\n".join(parts)
+
+    def _pod_logs(self) -> list[Path]:
+        """The containers' logs in `log_namespaces`, as kubelets keep them: no API server is needed to read these."""
+        return [
+            log
+            for node in self.nodes
+            for namespace in sorted(self.log_namespaces)
+            for log in sorted(node.path("/var/log/pods").glob(f"{namespace}_*/*/*.log"))
+        ]
 
     def _stuck(self) -> Sequence[tuple[str, str]]:
         try:
@@ -308,6 +321,10 @@ def condition(thing: Object, kind: str) -> str:
 
 def _collection(plural: str, namespace: str | None) -> str:
     return f"/api/v1/namespaces/{namespace}/{plural}" if namespace else f"/api/v1/{plural}"
+
+
+def _tail(log: Path, lines: int = 40) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def _section(title: str, text: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import RealCluster
+from .installation import Installation, installed
 from .packages import MissingError
 
 HERE = Path(__file__).parent
@@ -43,6 +44,17 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealClust
         cannot(str(missing))
     with cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def gpus(real_cluster: RealCluster) -> Iterator[Installation]:
+    """The chart with its defaults on the shared cluster. A test that needs another one leaves this alone, and runs
+    after those that share it."""
+    try:
+        with installed(real_cluster) as installation:
+            yield installation
+    except MissingError as missing:
+        cannot(str(missing))
 
 
 def cannot(sentence: str) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import cannot
+from .packages import MissingError, need_root
+
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "image.py"
 NOBODY = ("chroot", "--userspec=65532:65532")
 IMPORT_ALL = """
@@ -19,13 +22,17 @@ for module in pkgutil.walk_packages(gpuslice.__path__, "gpuslice."):
 
 
 @pytest.fixture(scope="module")
-def root(able: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        need_root()
+    except MissingError as missing:
+        cannot(str(missing))
     return build(tmp_path_factory.mktemp("image"))
 
 
 def build(folder: Path) -> Path:
     """Leaves image.tar and root/ in a folder; returns the latter."""
-    command = [sys.executable, TOOL, f"--output={folder / 'image.tar'}", f"--root={folder / 'root'}"]
+    command = [sys.executable, str(TOOL), f"--output={folder / 'image.tar'}", f"--root={folder / 'root'}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder / "root"
