@@ -148,3 +148,23 @@ def test_an_init_container_restarts_whatever_became_of_the_pod_whose_name_it_had
     world.now += STRANGER_SECONDS
     world.reconcile(fresh=True)
     assert [h.ids for h in world.ledger.held()] == [world.held(second)["i"]]
+
+
+def test_a_pod_is_not_taken_for_its_predecessor_that_still_ends() -> None:
+    """Deleted by force and made again under the same name: pod-resources lists both, and tells no uid."""
+    world = NodeWorld(10)
+    old = world.create(app(2), name="same")
+    world.tell()
+    assert old
+    assert world.admit(old)
+    world.remove(old)
+    new = world.create(app(2), name="same")
+    world.tell()
+    assert new
+    assert world.admit(new)
+    for _ in range(2):
+        (answer,) = world.start(new)
+        assert isinstance(answer, Identity)
+        assert answer.held.ids == world.held(new)["c0"]
+        world.reconcile()
+    assert [h.ids for h in world.ledger.held() if h.owner and h.owner.uid == new] == [world.held(new)["c0"]]

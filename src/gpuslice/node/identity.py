@@ -84,10 +84,9 @@ def learn(book: Book, listing: Iterable[PodResources], pods: Mapping[str, NodePo
     """Take pod-resources' word for who holds what. Repeating it changes nothing."""
     listing = list(listing)
     pods = book.replanned(pods)
-    by_key = {pod.key: pod for pod in pods.values()}
+    named = _named(book, listing, pods)
     settled = {(h.resource, h.ids): h.owner for h in book.held() if h.certain}
-    for entry in listing:
-        pod = by_key.get(f"{entry.namespace}/{entry.name}")
+    for entry, pod in named:
         for container in entry.containers:
             for resource in RESOURCES:
                 ids = container.ids(resource)
@@ -101,10 +100,38 @@ def learn(book: Book, listing: Iterable[PodResources], pods: Mapping[str, NodePo
                     _learn_one(book, resource, ids, owner, pods, now)
     if all(holding.certain for holding in book.held()):
         return
-    for entry in listing:
-        pod = by_key.get(f"{entry.namespace}/{entry.name}")
+    for entry, pod in named:
         if pod is not None and any(c.role is Role.INIT for c in pod.request.containers):
             _learn_inits(book, entry, pod)
+
+
+def _named(
+    book: Book, listing: Sequence[PodResources], pods: Mapping[str, NodePod]
+) -> list[tuple[PodResources, NodePod | None]]:
+    """Each entry with the pod that it speaks of, None if that is not known.
+
+    While a pod that was deleted by force still ends, it and its successor have one name. The entry that is
+    the pod's for certain stays so; else the later grant is that of the one that the API server knows.
+    """
+    by_key = {pod.key: pod for pod in pods.values()}
+    entries: dict[str, list[PodResources]] = {}
+    for entry in listing:
+        entries.setdefault(f"{entry.namespace}/{entry.name}", []).append(entry)
+    found: list[tuple[PodResources, NodePod | None]] = []
+    for key, same in entries.items():
+        pod = by_key.get(key)
+        if pod is None or len(same) == 1:
+            found += [(entry, pod) for entry in same]
+            continue
+        known = [
+            (bool(h.certain and h.owner and h.owner.uid == pod.uid), h.call, number)
+            for h in book.held()
+            for number, entry in enumerate(same)
+            if any(c.ids(h.resource) == h.ids for c in entry.containers)
+        ]
+        of_pod = max(known)[-1] if known else len(same) - 1
+        found += [(entry, pod if number == of_pod else None) for number, entry in enumerate(same)]
+    return found
 
 
 def _learn_one(
