@@ -95,6 +95,14 @@ class Node:
         """Run a program with the node's view of the file system."""
         return self._namespace.run(*command, check=check)
 
+    def enter(self, *command: str | Path) -> list[str]:
+        """The command line that runs a program on this node."""
+        return self._namespace.enter(*command)
+
+    def socket(self, path: str) -> Path:
+        """Where the machine can connect to a unix socket of this node: the work folder's path may be too long."""
+        return Path(f"/proc/{self._namespace.pid}/root{path}")
+
     def ctr(self, *arguments: str | Path) -> str:
         """containerd's own client, in the namespace of kubelet's containers."""
         return self.run(self._plane.programs / "ctr", "--namespace", "k8s.io", *arguments)

@@ -58,10 +58,14 @@ class Cgroup:
         (self._members / "cgroup.procs").write_text(str(os.getpid()))
 
     def processes(self) -> list[int]:
-        found: list[int] = []
+        return [pid for pids in self.by_folder().values() for pid in pids]
+
+    def by_folder(self) -> dict[str, list[int]]:
+        """The processes inside, by the path of their cgroup; the last part of a container's is its id."""
+        found: dict[str, list[int]] = {}
         for listing in self._members.rglob("cgroup.procs"):
             with contextlib.suppress(OSError):
-                found += [int(line) for line in listing.read_text().split()]
+                found[str(listing.parent)] = [int(line) for line in listing.read_text().split()]
         return found
 
     def destroy(self) -> None:
