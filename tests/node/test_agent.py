@@ -11,6 +11,7 @@ from agent_world import GPUS, GUARD, container, world
 from gpuslice import names
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
+from gpuslice.local.kubelet.podworker import IGNORE_TERM
 from gpuslice.units import MemoryUnit
 
 
@@ -127,6 +128,23 @@ async def test_a_deleted_pod_gives_its_room_back() -> None:
             for name in ("same", f"other{round_}"):
                 await here.client.delete(Pod.resource, name, "default", grace_seconds=1)
                 await here.gone(name)
+
+
+async def test_a_pod_deleted_by_force_gives_its_room_back_soon_after_its_containers_have_ended() -> None:
+    """It is gone from the API server first, so the kubelet still lists it when the agent is told."""
+    async with world() as here:
+        await here.create(
+            "a",
+            container("c", 14),
+            on={"c": (0,)},
+            annotations={IGNORE_TERM: "true"},
+            terminationGracePeriodSeconds=1,
+        )
+        await here.running("a")
+        await here.client.delete(Pod.resource, "a", "default", grace_seconds=0)
+        async with asyncio.timeout(GUARD):
+            while here.slices():  # noqa: ASYNC110 (nothing tells)
+                await asyncio.sleep(0.05)
 
 
 async def test_the_node_is_described() -> None:

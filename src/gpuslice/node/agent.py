@@ -18,6 +18,7 @@ from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import InputError
+from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Node, Pod
@@ -33,6 +34,9 @@ from gpuslice.node.slicefiles import SliceFolders
 from gpuslice.units import MemoryUnit
 
 RECONCILE_SECONDS: Final = 30.0
+LINGER: Final = Backoff(base=0.5, cap=RECONCILE_SECONDS)
+"""How soon to look again for what kubelet still lists though its pod is over: one that was deleted by force
+is gone from the API server before its containers have ended."""
 QUIET_SECONDS: Final = 0.25
 """Background questions to pod-resources wait until the kubelet has asked nothing for so long: one that comes
 in the middle of an Allocate makes it forget what it gives out there."""
@@ -173,19 +177,23 @@ class Agent:
 
     async def _reconcile(self, desk: Desk) -> None:
         """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""
+        lingering = 0
         while True:
             ended = asyncio.create_task(desk.ended.wait())
-            tick = asyncio.create_task(self._clock.sleep(RECONCILE_SECONDS))
+            pause = LINGER.delay(lingering, self._random) if lingering else RECONCILE_SECONDS
+            tick = asyncio.create_task(self._clock.sleep(pause))
             try:
                 await asyncio.wait((ended, tick), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 ended.cancel()
                 tick.cancel()
+            lingering = 0 if desk.ended.is_set() else lingering
             desk.ended.clear()
             while (quiet := self._clock.monotonic() - desk.last_call) < QUIET_SECONDS:
                 await self._clock.sleep(QUIET_SECONDS - quiet)
             with contextlib.suppress(RpcError):
                 await desk.reconcile()
+            lingering = lingering + 1 if desk.ledger.lingers(desk.pods) else 0
 
 
 def _first(problems: BaseExceptionGroup[InputError]) -> InputError:

@@ -226,6 +226,10 @@ class Ledger:
         self._book.forget_plans(pods)
         return released
 
+    def lingers(self, pods: Mapping[str, NodePod]) -> bool:
+        """True if something is kept only because a kubelet still lists it: its pod is over."""
+        return any(is_over(holding, pods) for holding in self._book.held())
+
     # --- inside -----------------------------------------------------------------------------------
     def _may_live(self, holding: Held, pods: Mapping[str, NodePod], now: float, *, fresh: bool) -> bool:
         """True if ids that pod-resources does not list may be somebody's all the same.
