@@ -33,5 +33,15 @@ async def test_the_systems_own_pods_are_no_surprise(site: Site) -> None:
     await site.pod("dcgm", on="gpu-1", container=everything | exporter)
     await site.pod("web", on="gpu-1", container=nothing, scheduler="default-scheduler")
     await site.pod("elsewhere", on="cpu-1", container=everything, scheduler="default-scheduler")
+    plugin = {"image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"}
+    await site.pod("plugin", on="whole-gpus-1", container=plugin, namespace="kube-system")
     await site.pod("done", 40, on="gpu-1", index=0, status={"phase": "Succeeded"})
+    assert await site.findings() == []
+
+
+async def test_a_kube_scheduler_that_cannot_be_seen_is_not_blamed(site: Site) -> None:
+    """k3s and others run it in a process of theirs: it may well ask the extender."""
+    await site.install("extender")
+    await site.pod("placed", 5, on="gpu-1", index=1, scheduler="default-scheduler")
+    await site.pod("waiting", 20, scheduler="default-scheduler")
     assert await site.findings() == []
