@@ -16,7 +16,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from gpuslice.errors import Gone, api_error
-from gpuslice.kube.wire import KubeObject, Resource, Wire
+from gpuslice.kube.wire import KubeObject, ObjectMeta, Resource, Wire
 
 K = TypeVar("K", bound=KubeObject)
 
@@ -92,6 +92,10 @@ class _ListMeta(Wire, frozen=True, gc=False):
     continue_: str = msgspec.field(default="", name="continue")
 
 
+class _Mark(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta = ObjectMeta()
+
+
 class _RawWatch(msgspec.Struct, frozen=True, gc=False):
     type: str
     object: msgspec.Raw
@@ -118,6 +122,7 @@ def _list_decoder(kind: type[KubeObject]) -> msgspec.json.Decoder[Wire]:
 
 
 _watch_decoder = msgspec.json.Decoder(_RawWatch)
+_mark_decoder = msgspec.json.Decoder(_Mark)
 _status_decoder = msgspec.json.Decoder(_Status)
 
 
@@ -206,7 +211,11 @@ class Client:
                     if problem.code == 410:
                         raise Gone(410, problem.message, reason=problem.reason)
                     raise api_error(problem.code or 500, problem.message, problem.reason)
-                yield WatchEvent(event.type, decode(event.object))  # type: ignore[arg-type]
+                if event.type == "BOOKMARK":
+                    # Not an object that could exist: a Pod's has `containers: null`.
+                    yield WatchEvent("BOOKMARK", kind(metadata=_mark_decoder.decode(event.object).metadata))
+                else:
+                    yield WatchEvent(event.type, decode(event.object))  # type: ignore[arg-type]
 
     async def create(
         self,
