@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,8 @@ from .node import Node
 from .processes import Process
 
 GPUSLICE = Path(sys.executable).with_name("gpuslice")
-EXTENDER = "127.0.0.1:32766"
-# gRPC's sockets live in the node's own folder; a terminal's colours have no place in a log.
+EXTENDER_PORT = 32766
+# A terminal's colours have no place in a log.
 ENVIRONMENT = {"NO_COLOR": "1"}
 
 Gpus = Iterable[Mapping[str, Any]]
@@ -39,6 +40,8 @@ class Alone:
     def __init__(self, cluster: RealCluster, gpus: Iterable[Gpus], *, unit: str = "GiB") -> None:
         self.cluster = cluster
         self.extender_kubeconfig = cluster.kubeconfig
+        """May be changed before the extender's next start."""
+        self.extender_address = f"{cluster.plane.address}:{EXTENDER_PORT}"
         self.agents: dict[str, Process] = {}
         logs = cluster.work / "logs"
         for node, list_of_gpus in zip(cluster.nodes, gpus, strict=True):
@@ -52,9 +55,7 @@ class Alone:
             )
         self.extender = Process(
             "extender",
-            lambda: cluster.plane.namespace.enter(
-                GPUSLICE, "extender", "--kubeconfig", self.extender_kubeconfig, "--listen", EXTENDER
-            ),
+            self._extender,
             logs / "extender.log",
             cluster.plane.slot.cgroup,
             ENVIRONMENT,
@@ -67,7 +68,10 @@ class Alone:
         self.cluster.helpers += self.processes
         for process in self.processes:
             process.start()
-        self.cluster.configure_scheduler({**self._before, "extenders": extenders(f"http://{EXTENDER}")})
+        self.cluster.configure_scheduler(
+            {**self._before, "extenders": extenders(f"http://{self.extender_address}")}
+        )
+        self.wait_for_extender()
         self.wait_for_gpus()
 
     def stop(self) -> None:
@@ -80,6 +84,16 @@ class Alone:
         spec = {"memoryUnit": unit, "gpus": list(gpus)}
         document = {"apiVersion": "gpuslice.io/v1alpha1", "kind": "Devices", "spec": spec}
         self._devices(node).write_text(json.dumps(document))
+
+    def wait_for_extender(self) -> None:
+        """It knows the cluster by now."""
+        url = f"http://{self.extender_address}/readyz"
+
+        def ready() -> bool:
+            with urllib.request.urlopen(url, timeout=10) as response:
+                return bool(response.status == 200)
+
+        self.cluster.wait(ready, 60, "the extender to be ready")
 
     def wait_for_gpus(self) -> None:
         def offered() -> bool:
@@ -100,6 +114,10 @@ class Alone:
             f"--node={node.name}",
             f"--devices={self._devices(node)}",
         )
+
+    def _extender(self) -> list[str]:
+        options = [f"--kubeconfig={self.extender_kubeconfig}", f"--listen={self.extender_address}"]
+        return self.cluster.plane.namespace.enter(GPUSLICE, "extender", *options)
 
     def _devices(self, node: Node) -> Path:
         return self.cluster.work / f"{node.name}-devices.json"
@@ -122,7 +140,8 @@ def gpu_pod(
         "metadata": {"name": name, "labels": {"app": "gpu"}},
         "spec": {
             "containers": [gpu_container("main", units, resource, script=script)],
-            "terminationGracePeriodSeconds": 0,
+            # Of 0 the API server makes a deletion by force: the pod is gone before its containers are.
+            "terminationGracePeriodSeconds": 1,
             **spec,
         },
     }
@@ -138,3 +157,15 @@ def gpu_container(
     if units:
         container["resources"] = {"limits": {resource: str(units)}}
     return container
+
+
+def deployment(name: str, replicas: int, pod: Object) -> Object:
+    """As many such pods, made anew when one is turned away."""
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template},
+    }

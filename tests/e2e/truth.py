@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from gpuslice.node.slicefiles import SliceFolders
 
 from .cluster import Object, RealCluster
 from .node import Node
+from .waiting import NotInTime
 
 GPUSLICE = Path(sys.executable).with_name("gpuslice")
 KUBELET_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -74,18 +76,32 @@ def check(cluster: RealCluster, *, pods: int | None = None, timeout: float = 120
     """Wait until all (or `pods`) pods run, then demand that nothing differs and, soon, that nothing leaks.
 
     What runs must be right at once: only leaks get time, since nobody is hurt by ids that return late.
+    A failed pod counts as none if a controller has made another in its place, else it is a failure at once.
     """
     running: list[Object] = []
 
     def all_running() -> bool:
-        running[:] = cluster.objects("pods")
-        bad = [p["metadata"]["name"] for p in running if p["status"]["phase"] == "Failed"]
-        assert not bad, f"failed: {bad}"
-        return all(map(_ready, running)) and (pods is None or len(running) == pods)
+        found = cluster.objects("pods")
+        for pod in (p for p in found if p["status"]["phase"] == "Failed"):
+            if not pod["metadata"].get("ownerReferences"):
+                raise NotInTime(f"{pod['metadata']['name']} failed: {pod['status']}\n{cluster.report()}")
+        running[:] = [p for p in found if p["status"]["phase"] != "Failed"]
+        leaving = any("deletionTimestamp" in p["metadata"] for p in found)
+        return not leaving and all(map(_ready, running)) and (pods is None or len(running) == pods)
 
     cluster.wait(all_running, timeout, f"{'all' if pods is None else pods} pods to run")
     demand(cluster)
     return running
+
+
+def pace(pods: Iterable[Object]) -> float:
+    """Pods per second, from the first one's creation to the last one's start; timestamps are whole seconds."""
+    pods = list(pods)
+    created = min(_seconds(p["metadata"]["creationTimestamp"]) for p in pods)
+    started = max(
+        _seconds(c["state"]["running"]["startedAt"]) for p in pods for c in p["status"]["containerStatuses"]
+    )
+    return len(pods) / max(1.0, started - created)
 
 
 def demand(cluster: RealCluster) -> None:
@@ -140,6 +156,10 @@ def asked(container: Mapping[str, Any]) -> dict[str, int]:
     """What a container's manifest asks for, by resource."""
     limits = (container.get("resources") or {}).get("limits") or {}
     return {resource: int(limits[resource]) for resource in RESOURCES if int(limits.get(resource, 0))}
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
 
 
 def _ready(pod: Object) -> bool:
