@@ -119,7 +119,6 @@ class NodeWorld:
         self.now = 0.0
         self.serial = 0
         self.failures: list[str] = []
-        self.answered: set[str] = set()  # pods that this run of the agent has admitted
 
     def _plug(self) -> None:
         for resource in RESOURCES:
@@ -236,7 +235,6 @@ class NodeWorld:
     def restart_agent(self) -> None:
         """The agent is killed and comes back: nothing but pod-resources and the API server is left."""
         self.ledger = Ledger(self.gpus)
-        self.answered.clear()
         self.feed = []
         self.seen = {uid: read_pod(self._pod(uid), self.gpus) for uid in self.api}
         self.reconcile()
@@ -271,7 +269,6 @@ class NodeWorld:
                 return False
             (reusable.leave if part.init else reusable.keep)(resource, ids)
         run.admitted = True
-        self.answered.add(uid)
         return True
 
     def _allocate(

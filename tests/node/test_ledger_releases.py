@@ -168,3 +168,7 @@ def test_a_pod_is_not_taken_for_its_predecessor_that_still_ends() -> None:
         assert answer.held.ids == world.held(new)["c0"]
         world.reconcile()
     assert [h.ids for h in world.ledger.held() if h.owner and h.owner.uid == new] == [world.held(new)["c0"]]
+    world.restart_agent()
+    (answer,) = world.start(new)
+    assert isinstance(answer, Identity), "what starts is what lives, also if nothing else is remembered"
+    assert answer.held.ids == world.held(new)["c0"]

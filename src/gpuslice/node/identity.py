@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gpuslice import names
 from gpuslice.node.book import Book
@@ -42,8 +43,8 @@ def identify(
     `fresh`: `pods` was read from the API server just now, so what it lacks does not exist.
     """
     listing = list(listing)
-    learn(book, listing, pods, now)
     wanted = frozenset(ids)
+    learn(book, listing, pods, now, starting=wanted)
     listed = {
         f"{entry.namespace}/{entry.name}": entry
         for entry in listing
@@ -80,11 +81,21 @@ def identify(
     return _in_order(book, Identity(pod, holding.owner.container, holding), listing, pods)
 
 
-def learn(book: Book, listing: Iterable[PodResources], pods: Mapping[str, NodePod], now: float) -> None:
-    """Take pod-resources' word for who holds what. Repeating it changes nothing."""
+def learn(
+    book: Book,
+    listing: Iterable[PodResources],
+    pods: Mapping[str, NodePod],
+    now: float,
+    *,
+    starting: frozenset[str] = frozenset(),
+) -> None:
+    """Take pod-resources' word for who holds what. Repeating it changes nothing.
+
+    `starting`: the ids of a container that is about to start.
+    """
     listing = list(listing)
     pods = book.replanned(pods)
-    named = _named(book, listing, pods)
+    named = _named(book, listing, pods, starting)
     settled = {(h.resource, h.ids): h.owner for h in book.held() if h.certain}
     for entry, pod in named:
         for container in entry.containers:
@@ -106,12 +117,12 @@ def learn(book: Book, listing: Iterable[PodResources], pods: Mapping[str, NodePo
 
 
 def _named(
-    book: Book, listing: Sequence[PodResources], pods: Mapping[str, NodePod]
+    book: Book, listing: Sequence[PodResources], pods: Mapping[str, NodePod], starting: frozenset[str]
 ) -> list[tuple[PodResources, NodePod | None]]:
     """Each entry with the pod that it speaks of, None if that is not known.
 
-    While a pod that was deleted by force still ends, it and its successor have one name. The entry that is
-    the pod's for certain stays so; else the later grant is that of the one that the API server knows.
+    While a pod that was deleted by force still ends, it and its successor have one name. What ends starts no
+    container; else the entry stays that was certain, else the later grant is the later pod's.
     """
     by_key = {pod.key: pod for pod in pods.values()}
     entries: dict[str, list[PodResources]] = {}
@@ -120,18 +131,29 @@ def _named(
     found: list[tuple[PodResources, NodePod | None]] = []
     for key, same in entries.items():
         pod = by_key.get(key)
-        if pod is None or len(same) == 1:
-            found += [(entry, pod) for entry in same]
-            continue
-        known = [
-            (bool(h.certain and h.owner and h.owner.uid == pod.uid), h.call, number)
-            for h in book.held()
-            for number, entry in enumerate(same)
-            if any(c.ids(h.resource) == h.ids for c in entry.containers)
-        ]
-        of_pod = max(known)[-1] if known else len(same) - 1
-        found += [(entry, pod if number == of_pod else None) for number, entry in enumerate(same)]
+        meant = same[0]
+        if pod is not None and len(same) > 1:
+            meant = max(same, key=partial(_rank, book, pod, starting))
+        found += [(entry, pod if entry is meant else None) for entry in same]
     return found
+
+
+def _rank(
+    book: Book, pod: NodePod, starting: frozenset[str], entry: PodResources
+) -> tuple[bool, bool, bool, int]:
+    """How likely an entry of a pod's name is the pod's: the greater the likelier."""
+    mine = [h for h in book.held() if any(c.ids(h.resource) == h.ids for c in entry.containers)]
+    return (
+        any(c.ids(resource) == starting for c in entry.containers for resource in RESOURCES if starting),
+        any(h.certain and h.owner is not None and h.owner.uid == pod.uid for h in mine),
+        all(
+            amount(asked, resource) == len(c.ids(resource))
+            for c in entry.containers
+            if (asked := pod.request.container(c.name)) is not None
+            for resource in RESOURCES
+        ),
+        max((h.call for h in mine), default=0),
+    )
 
 
 def _learn_one(
