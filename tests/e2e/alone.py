@@ -64,7 +64,6 @@ class Alone:
 
     def start(self) -> None:
         """Everything runs and every node offers its GPUs when this returns."""
-        self._before = dict(self.cluster.plane.scheduler_config)
         self.cluster.helpers += self.processes
         for process in self.processes:
             process.start()
@@ -75,10 +74,11 @@ class Alone:
         self.wait_for_gpus()
 
     def stop(self) -> None:
+        """Our processes end, and kube-scheduler asks nobody."""
         for process in self.processes:
             process.stop()
             self.cluster.helpers.remove(process)
-        self.cluster.configure_scheduler(self._before)
+        self.cluster.configure_scheduler({})
 
     def write_devices(self, node: Node, gpus: Gpus, unit: str = "GiB") -> None:
         spec = {"memoryUnit": unit, "gpus": list(gpus)}

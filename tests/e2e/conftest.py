@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from .alone import FOUR, Alone
 from .cluster import RealCluster
 from .installation import Installation, installed
 from .packages import MissingError
@@ -55,6 +56,19 @@ def gpus(real_cluster: RealCluster) -> Iterator[Installation]:
             yield installation
     except MissingError as missing:
         cannot(str(missing))
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    """Agents and an extender as plain processes, without a chart, on a cluster of their own."""
+    try:
+        cluster = RealCluster(tmp_path_factory.mktemp("alone"))
+    except MissingError as missing:
+        cannot(str(missing))
+    with cluster:
+        alone = Alone(cluster, [FOUR, FOUR])
+        alone.start()
+        yield alone
 
 
 def cannot(sentence: str) -> None:

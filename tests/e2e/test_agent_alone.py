@@ -12,25 +12,18 @@ import pytest
 from gpuslice import names
 
 from . import truth
-from .alone import FOUR, Alone, gpu_container, gpu_pod
+from .alone import Alone, gpu_container, gpu_pod
 from .cluster import Object, RealCluster
 
 LOOK = "env; echo slice; cat /run/gpuslice/slice.json; echo end; exec sleep 100000"
 
 
-@pytest.fixture(scope="module")
-def alone(real_cluster: RealCluster) -> Iterator[Alone]:
-    alone = Alone(real_cluster, [FOUR, FOUR])
-    alone.start()
-    yield alone
-    alone.stop()
-
-
 @pytest.fixture
-def cluster(alone: Alone, real_cluster: RealCluster) -> Iterator[RealCluster]:
-    yield real_cluster
-    real_cluster.kubectl("delete", "pods", "--all", "--wait=true", "--timeout=60s")
-    truth.demand(real_cluster)
+def cluster(alone: Alone) -> Iterator[RealCluster]:
+    cluster = alone.cluster
+    yield cluster
+    cluster.kubectl("delete", "pods", "--all", "--wait=true", "--timeout=60s")
+    truth.demand(cluster)
 
 
 def seen(cluster: RealCluster, pod: str, container: str = "main") -> tuple[dict[str, str], Object]:

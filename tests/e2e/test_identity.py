@@ -15,7 +15,7 @@ import pytest
 from gpuslice import names
 
 from . import truth
-from .alone import FOUR, Alone, gpu_pod
+from .alone import Alone, gpu_pod
 from .cluster import Object, RealCluster
 from .node import Node
 from .processes import Process
@@ -24,24 +24,17 @@ SIZES = (2, 3)
 COUNT = 60
 
 
-@pytest.fixture(scope="module")
-def alone(real_cluster: RealCluster) -> Iterator[Alone]:
-    alone = Alone(real_cluster, [FOUR, FOUR])
-    alone.start()
-    yield alone
-    alone.stop()
-
-
 @pytest.fixture
-def cluster(alone: Alone, real_cluster: RealCluster) -> Iterator[RealCluster]:
-    monitors = [_monitor(real_cluster, node) for node in real_cluster.nodes]
+def cluster(alone: Alone) -> Iterator[RealCluster]:
+    cluster = alone.cluster
+    monitors = [_monitor(cluster, node) for node in cluster.nodes]
     for monitor in monitors:
         monitor.start()
-    yield real_cluster
+    yield cluster
     for monitor in monitors:
         monitor.kill()
-    real_cluster.kubectl("delete", "pods", "--all", "--wait=true", "--timeout=60s")
-    truth.demand(real_cluster)
+    cluster.kubectl("delete", "pods", "--all", "--wait=true", "--timeout=60s")
+    truth.demand(cluster)
 
 
 def _monitor(cluster: RealCluster, node: Node) -> Process:
