@@ -67,9 +67,7 @@ class Alone:
         self.cluster.helpers += self.processes
         for process in self.processes:
             process.start()
-        self.cluster.configure_scheduler(
-            {**self._before, "extenders": extenders(f"http://{self.extender_address}")}
-        )
+        self.cluster.configure_scheduler({"extenders": extenders(f"http://{self.extender_address}")})
         self.wait_for_extender()
         self.wait_for_gpus()
 
