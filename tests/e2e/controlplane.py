@@ -112,6 +112,12 @@ class ControlPlane:
             f"--tls-private-key-file={self._serving[1]}",
             f"--client-ca-file={self.authority.certificate}",
             f"--token-auth-file={self.tokens}",
+            # Nobody uses it here, but servers that delegate authentication look for it, and complain without end.
+            f"--requestheader-client-ca-file={self.authority.certificate}",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--service-account-key-file={self._account_keys[0]}",
             f"--service-account-signing-key-file={self._account_keys[1]}",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",

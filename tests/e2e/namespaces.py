@@ -88,6 +88,8 @@ class Namespace:
         run("ip", "link", "set", slot.link, "up")
         for network in (slot.pod_networks, slot.service_network):
             run("ip", "route", "add", network, "via", slot.control_address, "dev", slot.link)
+        # A connection needs a way before kube-proxy turns it to a pod: without, the API server reaches no webhook.
+        self.run("ip", "route", "add", slot.service_network, "dev", "switch")
         self._plug("host")
 
     def plug_in(self, node: Namespace, number: int) -> None:
