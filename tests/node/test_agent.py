@@ -282,6 +282,22 @@ async def test_slices_of_a_former_run_are_swept() -> None:
         assert [entry["pod"] for entry in here.slices()] == ["a"]
 
 
+async def test_the_slice_of_an_init_container_of_a_former_run_goes_with_its_pod() -> None:
+    """pod-resources never lists it, so this run does not know who holds it; the pod's end says that nobody does."""
+    async with world() as here:
+        await here.create("a", container("c", 3), initContainers=[container("first", 5)])
+        await here.running("a")
+        await here.stop("agent")
+        await here.served(0)
+        await here.start_agent()
+        await here.served(28)
+        assert len(here.slices()) == 2
+        await here.client.delete(Pod.resource, "a", "default", grace_seconds=1)
+        async with asyncio.timeout(GUARD):
+            while here.slices():  # noqa: ASYNC110 (nothing tells)
+                await asyncio.sleep(0.05)
+
+
 def _waiting(pod: Pod) -> str:
     statuses = pod.status.container_statuses or ()
     return str((statuses[0].state.waiting or {}).get("reason", "")) if statuses else ""

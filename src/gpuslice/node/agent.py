@@ -137,7 +137,7 @@ class Agent:
             await self._rebuild(desk, pods)
             group.create_task(desk.publisher.run())
             group.create_task(self._follow_devices(desk, node, plugins))
-            group.create_task(self._reconcile(desk))
+            group.create_task(self._reconcile(desk, pods))
             self._stations = tuple(
                 Station(plugin, self._folder, clock=self._clock, random=self._random) for plugin in plugins
             )
@@ -175,7 +175,7 @@ class Agent:
             for plugin in plugins:
                 plugin.changed()
 
-    async def _reconcile(self, desk: Desk) -> None:
+    async def _reconcile(self, desk: Desk, pods: Reflector[Pod]) -> None:
         """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""
         lingering = 0
         while True:
@@ -193,6 +193,8 @@ class Agent:
                 await self._clock.sleep(QUIET_SECONDS - quiet)
             with contextlib.suppress(RpcError):
                 await desk.reconcile()
+            if pods.synced.is_set():
+                desk.sweep()
             lingering = lingering + 1 if desk.ledger.lingers(desk.pods) else 0
 
 

@@ -192,7 +192,7 @@ class Desk:
         self.publisher.check({h.owner.uid for h in held if h.owner})
 
     def sweep(self) -> None:
-        """Remove folders that a former run left."""
+        """Remove folders that a former run left and nobody has any more; call it when all pods are known."""
         self._folders.sweep((h.ids for h in self.ledger.held()), self.pods.keys())
 
     # --- inside -----------------------------------------------------------------------------------
