@@ -211,6 +211,7 @@ class RealCluster:
     ) -> Any:
         """One request as an administrator over a connection of this thread; far cheaper than a kubectl."""
         connection: http.client.HTTPSConnection | None = getattr(self._local, "connection", None)
+        used = connection is not None
         if connection is None:
             address, port = self.plane.address, self.plane.port
             connection = http.client.HTTPSConnection(address, port, context=self._trust, timeout=30)
@@ -222,9 +223,12 @@ class RealCluster:
             connection.request(method, f"{path}?{urlencode(query)}" if query else path, data, headers)
             response = connection.getresponse()
             text = response.read()
-        except BaseException:
+        except BaseException as error:
             connection.close()
             self._local.connection = None
+            if used and isinstance(error, http.client.RemoteDisconnected):
+                # The server closes connections that nobody uses for some minutes.
+                return self.request(method, path, body, content, **query)
             raise
         answer = (
             json.loads(text) if response.headers.get_content_type() == "application/json" else text.decode()
