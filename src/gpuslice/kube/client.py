@@ -7,6 +7,7 @@ Errors: every verb raises `errors.ApiError` (its subclass by HTTP status) when t
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpuslice.errors import Gone, api_error
+from gpuslice.errors import Conflict, Gone, api_error
 from gpuslice.kube.wire import KubeObject, ObjectMeta, Resource, Wire
 
 K = TypeVar("K", bound=KubeObject)
@@ -121,9 +122,11 @@ def _list_decoder(kind: type[KubeObject]) -> msgspec.json.Decoder[Wire]:
     return msgspec.json.Decoder(model)
 
 
+_ANOTHER_UID = re.compile(r'metadata\.uid: Invalid value: "[^"]*": field is immutable')
 _watch_decoder = msgspec.json.Decoder(_RawWatch)
 _mark_decoder = msgspec.json.Decoder(_Mark)
 _status_decoder = msgspec.json.Decoder(_Status)
+_mark_decoder = msgspec.json.Decoder(_Mark)
 
 
 class Client:
@@ -258,7 +261,10 @@ class Client:
         subresource: str | None = None,
         query: Mapping[str, str] | None = None,
     ) -> K:
-        """Change fields of an object. metadata.uid and .resourceVersion in the body are preconditions."""
+        """Change fields of an object. metadata.uid and .resourceVersion in the body are preconditions.
+
+        Raises Conflict if they do not hold; to the API server another uid is an invalid change (422).
+        """
         answer = await self._send(
             "PATCH",
             kind.resource.path(namespace, name, subresource),
@@ -327,4 +333,6 @@ def _error(status: int, body: bytes) -> Exception:
         problem = _status_decoder.decode(body)
     except msgspec.DecodeError:
         problem = _Status(message=body[:300].decode(errors="replace"))
+    if status == 422 and _ANOTHER_UID.search(problem.message):
+        return Conflict(409, problem.message, reason="Conflict")
     return api_error(status, problem.message or f"the API server answered {status}", problem.reason)
