@@ -36,8 +36,8 @@ async def test_restart_brings_everything_back(tmp_path: Path, clock: StillClock)
     assert (await api("GET", f"{PODS}/gone")).status == 404
     assert (await api.get(f"{RAYS}/a"))["spec"]["size"] == 1
     assert second.store.version == version
-    old = await api("GET", PODS, watch="true", resourceVersion=made["metadata"]["resourceVersion"])
-    assert old.status == 410
+    async with api.watch(PODS, resourceVersion=made["metadata"]["resourceVersion"]) as following:
+        assert (await following())[1]["code"] == 410
     await second.stop()
 
 

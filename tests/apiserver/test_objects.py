@@ -102,9 +102,9 @@ async def test_uid_precondition(api: Api) -> None:
     """A patch or delete meant for another incarnation of the same name is refused."""
     await api.make(CONFIGS, {"metadata": {"name": "a"}})
     patch = {"metadata": {"uid": "another"}, "data": {"x": "1"}}
-    assert (await api("PATCH", f"{CONFIGS}/a", patch, content="merge")).status == 409
+    assert (await api("PATCH", f"{CONFIGS}/a", patch, content="merge")).status == 422
     gone = await api("DELETE", f"{CONFIGS}/a", {"preconditions": {"uid": "another"}})
-    assert gone.status == 409 and "Precondition failed: UID in precondition: another" in gone.message
+    assert gone.status == 409 and "the UID in the precondition (another) does not match" in gone.message
     assert (await api.get(f"{CONFIGS}/a"))["metadata"]["name"] == "a"
 
 

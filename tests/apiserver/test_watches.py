@@ -88,8 +88,9 @@ async def test_too_old_is_gone(api: Api, server: ApiServer, monkeypatch: pytest.
     for number in range(6):
         await api.make(CONFIGS, {"metadata": {"name": f"c{number}"}})
     for version in ("1", "99999"):
-        answer = await api("GET", CONFIGS, watch="true", resourceVersion=version)
-        assert (answer.status, answer.body["reason"]) == (410, "Expired")
+        async with api.watch(CONFIGS, resourceVersion=version) as following:
+            kind, status = await following()
+        assert (kind, status["code"], status["reason"]) == ("ERROR", 410, "Expired")
     client = Client(server.transport())
     with pytest.raises(Gone):
         async for _ in client.watch(Pod, resource_version="99999"):
@@ -98,7 +99,8 @@ async def test_too_old_is_gone(api: Api, server: ApiServer, monkeypatch: pytest.
 
 async def test_bookmarks_keep_an_idle_watch_fresh(api: Api, clock: StillClock) -> None:
     """A quiet watch learns of the version that others have reached."""
-    async with api.watch(PODS, resourceVersion="1", allowWatchBookmarks="true") as following:
+    version = (await api.get(PODS))["metadata"]["resourceVersion"]
+    async with api.watch(PODS, resourceVersion=version, allowWatchBookmarks="true") as following:
         made = await api.make(CONFIGS, {"metadata": {"name": "a"}})
         await clock.pass_(61)
         type_, mark = await following()
@@ -128,7 +130,11 @@ async def test_typed_client_over_the_transport(server: ApiServer) -> None:
     await client.create(Pod.resource, pod("a"), "default")
     listing = await client.list(Pod)
     assert [one.name for one in listing.items] == ["a"]
-    await client.bind("default", "a", listing.items[0].uid, "n1")
+    binding = {
+        "metadata": {"name": "a", "uid": listing.items[0].uid},
+        "target": {"kind": "Node", "name": "n1"},
+    }
+    await client.create(Pod.resource, binding, "default", name="a", subresource="binding")
     async with asyncio.timeout(5):
         async for event in client.watch(Pod, resource_version=listing.resource_version):
             assert (event.type, event.object.spec.node_name) == ("MODIFIED", "n1")

@@ -23,6 +23,7 @@ from gpuslice.local.apiserver import (
     bootstrap,
     execution,
     logs,
+    partial,
     patching,
     pods,
     protobuf,
@@ -53,6 +54,18 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.5
 """How often ended watches, due bookmarks, dying namespaces and unwritten objects are looked for."""
+
+
+MADE_BY_PUT = {
+    ("", "endpoints"),
+    ("", "events"),
+    ("", "limitranges"),
+    ("", "services"),
+    ("coordination.k8s.io", "leases"),
+    *(("rbac.authorization.k8s.io", name) for name in ("clusterroles", "clusterrolebindings")),
+    *(("rbac.authorization.k8s.io", name) for name in ("roles", "rolebindings")),
+}
+"""Kinds of which a PUT to a name that is not there makes an object."""
 
 
 class ApiServer:
@@ -212,7 +225,10 @@ class ApiServer:
                 case "GET":
                     return self._get(request, target)
                 case "PUT":
-                    return await self.rest.update(request, target, lambda _: read_object(request))
+                    created = read_object(request) if target.kind.key in MADE_BY_PUT else None
+                    return await self.rest.update(
+                        request, target, lambda _: read_object(request), created=created
+                    )
                 case "PATCH":
                     return await patching.patch(self.rest, request, target)
                 case "DELETE":
@@ -228,12 +244,17 @@ class ApiServer:
         raise method_not_allowed()
 
     def _get(self, request: Request, target: Target) -> Reply | Stream:
-        """GET one object or a collection, or watch it; as a table if the client asks for one."""
+        """GET one object or a collection, or watch it; as a table or bare metadata if that is asked for."""
         as_table = tables.wanted(request)
+        only_metadata = not as_table and partial.wanted(request)
         if request.flag("watch"):
-            return self.rest.watch(
-                request, target, self.tables.renderer(request, target.kind) if as_table else None
-            )
+            render = self.tables.renderer(request, target.kind) if as_table else None
+            return self.rest.watch(request, target, partial.line if only_metadata else render)
+        if only_metadata:
+            if target.name:
+                return reply(partial.of(self.rest.entry(target).raw))
+            chosen, listed = self.rest.select(request, target)
+            return reply(partial.of_all([entry.raw for entry in chosen], listed))
         if not as_table:
             return self.rest.get(target) if target.name else self.rest.list_all(request, target)
         if target.name:

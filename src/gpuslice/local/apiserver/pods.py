@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from gpuslice.local.apiserver.http import Reply, Request, Target, reply
 from gpuslice.local.apiserver.objects import now
-from gpuslice.local.apiserver.rest import DeleteOptions, Rest
+from gpuslice.local.apiserver.rest import DeleteOptions, Rest, precondition_failed
 from gpuslice.local.apiserver.selectors import label_selector
 from gpuslice.local.apiserver.status import (
-    MODIFIED,
     Failure,
     Json,
     bad_request,
@@ -41,11 +40,11 @@ def bind(rest: Rest, request: Request, target: Target, binding: Json) -> Reply:
         raise bad_request(f'name in URL does not match name in Binding object: "{target.name}"')
     entry = rest.entry(target)
     old, pod = entry.decode(), entry.decode()
+    version = pod["metadata"]["resourceVersion"]
     if meta.get("uid") and meta["uid"] != entry.uid:
-        why = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {entry.uid}"
-        raise conflict("", "pods", target.name, why)
-    if meta.get("resourceVersion") and meta["resourceVersion"] != pod["metadata"]["resourceVersion"]:
-        raise conflict("", "pods", target.name, MODIFIED)
+        raise precondition_failed(kind, target, "UID", meta["uid"], entry.uid)
+    if meta.get("resourceVersion") and meta["resourceVersion"] != version:
+        raise precondition_failed(kind, target, "ResourceVersion", meta["resourceVersion"], version)
     if pod["metadata"].get("deletionTimestamp"):
         why = f"pod {target.name} is being deleted, cannot be assigned to a host"
         raise conflict("", "pods/binding", target.name, why)

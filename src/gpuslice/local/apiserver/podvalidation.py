@@ -150,10 +150,10 @@ def _resources(resources: Json, where: str) -> Iterator[Cause]:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for field, amounts in (("limits", limits), ("requests", requests)):
         for name, amount in amounts.items():
-            at = f"{where}.{field}[{name}]" if not _standard(name) else f"{where}.{field}.{name}"
+            at = f"{where}.{field}[{name}]"
             if "/" not in name and not _standard(name):
                 why = "must be a standard resource type or fully qualified"
-                yield invalid_value(f"{where}.{field}[{name}]", name, why)
+                yield invalid_value(at, name, why)
                 continue
             if problem := qualified_name(name):
                 yield invalid_value(at, name, problem)

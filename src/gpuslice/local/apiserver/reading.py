@@ -19,6 +19,7 @@ from gpuslice.local.apiserver.watch import Render, Watcher, frame
 WATCH_SECONDS = 1800
 """How long a watch lasts that asks for no other time."""
 BOOKMARK_SECONDS = 60
+LAST_BOOKMARK_SECONDS = 2
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
@@ -116,7 +117,7 @@ class Reader:
         target: Target,
         render: Render | None = None,
     ) -> Stream:
-        """GET a collection with watch=true. Raises 410 if the version is too old."""
+        """GET a collection with watch=true. If the version is too old, its only event is the error 410."""
         kind, collection = target.kind, self.collection(target.kind)
         labels, chosen = self._selectors(request, kind)
         if target.name:
@@ -149,13 +150,19 @@ class Reader:
                 self.bookmark(kind, watcher, end=True)
         elif asked not in ("", "0"):
             watcher.version = _version(asked)
-            past = list(collection.since(watcher.version))
+            try:
+                past = list(collection.since(watcher.version))
+            except Failure as failure:
+                watcher.send(frame("ERROR", encode(failure.body())))
+                watcher.close()
+                return Stream(_batches(watcher), watcher.close)
         for event in past:
             watcher.offer(event)
         seconds = request.number("timeoutSeconds") or WATCH_SECONDS
         start = self.clock.monotonic()
         watcher.deadline = start + seconds
-        watcher.bookmark_at = start + BOOKMARK_SECONDS if watcher.bookmarks else float("inf")
+        if watcher.bookmarks:
+            watcher.bookmark_at = _next_bookmark(start, watcher.deadline)
         collection.hub.add(watcher)
         return Stream(_batches(watcher), watcher.close)
 
@@ -164,7 +171,9 @@ class Reader:
         meta: Json = {"resourceVersion": str(self.store.version), "creationTimestamp": None}
         if end:
             meta["annotations"] = {INITIAL_EVENTS_END: "true"}
-        raw = encode({"kind": kind.kind, "apiVersion": kind.api_version, "metadata": meta})
+        # The zero value of the Go type is what is sent; a pod's would be no pod.
+        empty = {"spec": {"containers": None}, "status": {}} if kind.key == ("", "pods") else {}
+        raw = encode({"kind": kind.kind, "apiVersion": kind.api_version, "metadata": meta, **empty})
         if watcher.render is not None and watcher.tables:
             watcher.send(watcher.render("BOOKMARK", raw))
         else:
@@ -177,10 +186,16 @@ class Reader:
         for collection in self.store.collections():
             for watcher in collection.hub.watchers():
                 if moment >= watcher.bookmark_at:
-                    watcher.bookmark_at = moment + BOOKMARK_SECONDS
+                    watcher.bookmark_at = _next_bookmark(moment, watcher.deadline)
                     self.bookmark(watcher.kind, watcher)
                 if moment >= watcher.deadline:
                     watcher.close()
+
+
+def _next_bookmark(moment: float, deadline: float) -> float:
+    """Once a minute, and shortly before the end."""
+    last = deadline - LAST_BOOKMARK_SECONDS
+    return min(moment + BOOKMARK_SECONDS, last) if moment < last else float("inf")
 
 
 async def _batches(watcher: Watcher) -> AsyncIterator[list[bytes]]:
@@ -193,7 +208,10 @@ async def _batches(watcher: Watcher) -> AsyncIterator[list[bytes]]:
 
 def _version(text: str) -> int:
     if not text.isdigit():
-        raise bad_request(f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
+        raise bad_request(
+            f'invalid resource version: resourceVersion: Invalid value: "{text}": '
+            f'strconv.ParseUint: parsing "{text}": invalid syntax'
+        )
     return int(text)
 
 
@@ -206,4 +224,4 @@ def _read_token(token: str) -> tuple[int, str]:
         found = msgspec.json.decode(base64.urlsafe_b64decode(token))
         return int(found["page"]), str(found["rv"])
     except (ValueError, KeyError, TypeError, msgspec.DecodeError):
-        raise bad_request("continue key is not valid") from None
+        raise bad_request("invalid continue token: continue key is not valid") from None

@@ -30,6 +30,7 @@ from gpuslice.local.apiserver.status import (
     conflict,
     forbidden,
     invalid,
+    invalid_value,
     not_found,
     success,
 )
@@ -180,7 +181,7 @@ class Rest(Reader):
             if not applied:
                 self.settle(request, kind, new, again=attempt > 0)
             new = canonical(kind, new)
-            self._keep_identity(kind, target, old, new)
+            self._keep_identity(kind, target, old, new, patched=request.method == "PATCH")
             self.rules.defaults(kind, new)
             self.rules.admit(kind, new, old)
             self.rules.prepare_update(kind, new, old, target.subresource)
@@ -212,8 +213,11 @@ class Rest(Reader):
             return Reply(self.raw(kind, stored.raw))
         raise conflict(kind.group, kind.plural, target.name, MODIFIED)
 
-    def _keep_identity(self, kind: Kind, target: Target, old: Json, new: Json) -> None:
-        """Check the preconditions in the new metadata and restore what no client may change."""
+    def _keep_identity(self, kind: Kind, target: Target, old: Json, new: Json, *, patched: bool) -> None:
+        """Check the preconditions in the new metadata and restore what no client may change.
+
+        Another uid is a failed precondition of a PUT (409), but an immutable field to a PATCH (422).
+        """
         meta, was = new["metadata"], old["metadata"]
         if meta.get("name", target.name) != target.name:
             raise bad_request(
@@ -226,11 +230,13 @@ class Rest(Reader):
             )
         given = meta.get("resourceVersion") or ""
         uid = meta.get("uid") or ""
-        if uid and uid != was["uid"]:
-            why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {was['uid']}"
-            raise conflict(kind.group, kind.plural, target.name, why)
+        if uid and uid != was["uid"] and not patched:
+            raise precondition_failed(kind, target, "UID", uid, was["uid"])
         if given and given != was["resourceVersion"]:
             raise conflict(kind.group, kind.plural, target.name, MODIFIED)
+        if uid and uid != was["uid"]:
+            cause = invalid_value("metadata.uid", uid, "field is immutable")
+            raise invalid(kind.group, kind.kind, target.name, [cause])
         for name in (
             "name",
             "namespace",
@@ -302,15 +308,16 @@ class Rest(Reader):
         meta = obj["metadata"]
         if options.uid is not None and options.uid != meta["uid"]:
             why = (
-                f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {meta['uid']}"
+                f"the UID in the precondition ({options.uid}) does not match the UID in record "
+                f"({meta['uid']}). The object might have been deleted and then recreated"
             )
-            raise conflict(kind.group, kind.plural, target.name, why)
+            raise conflict(kind.group, kind.kind, target.name, why)
         if options.version is not None and options.version != meta["resourceVersion"]:
             why = (
-                f"Precondition failed: ResourceVersion in precondition: {options.version}, "
-                f"ResourceVersion in object meta: {meta['resourceVersion']}"
+                f"the ResourceVersion in the precondition ({options.version}) does not match the "
+                f"ResourceVersion in record ({meta['resourceVersion']}). The object might have been modified"
             )
-            raise conflict(kind.group, kind.plural, target.name, why)
+            raise conflict(kind.group, kind.kind, target.name, why)
         self.rules.may_delete(kind, obj)
         self.rules.mark_deleted(kind, obj, options.grace, options.propagation)
         details: Json = {"name": target.name}
@@ -343,6 +350,16 @@ class Rest(Reader):
         return reply(
             {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": meta, "items": items}
         )
+
+
+def precondition_failed(kind: Kind, target: Target, what: str, asked: str, found: str) -> Failure:
+    """409 for an update that is meant for another object or version."""
+    key = f"/registry/{kind.plural}/{target.namespace}/{target.name}".replace("//", "/")
+    why = (
+        f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: "
+        f"Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+    )
+    return conflict(kind.group, kind.plural, target.name, why)
 
 
 def _may_go(obj: Json) -> bool:

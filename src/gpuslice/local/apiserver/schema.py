@@ -243,7 +243,7 @@ def _settle_struct(value: Json, shape: Struct, path: str, unknown: list[str], wh
             drop = [*drop, key] if drop else [key]
             continue
         if name == "string":
-            if type(one) is not str:
+            if type(one) is not str and shape.go:
                 raise _wrong(one, shape, f"{path}.{key}", kind, what)
         else:
             fresh = _settle(one, kind, f"{path}.{key}" if path else key, unknown, what, shape)
@@ -255,6 +255,8 @@ def _settle_struct(value: Json, shape: Struct, path: str, unknown: list[str], wh
 
 
 def _settle(one: Any, kind: Type, path: str, unknown: list[str], what: str, owner: Struct) -> Any:
+    if not owner.go and not _fits(one, kind):
+        return one  # what a custom kind's schema finds wrong it tells with all the rest
     match kind.name:
         case "struct":
             if not isinstance(one, dict):
@@ -280,7 +282,7 @@ def _settle(one: Any, kind: Type, path: str, unknown: list[str], what: str, owne
                     if type(item) is not str:
                         if item is None:
                             one[key] = ""
-                        else:
+                        elif owner.go:
                             raise _wrong(item, owner, path, of, what)
             else:
                 for key, item in one.items():
@@ -313,6 +315,25 @@ def _settle(one: Any, kind: Type, path: str, unknown: list[str], what: str, owne
             if type(one) not in (int, str):
                 raise _wrong(one, owner, path, kind, what)
     return one
+
+
+_PYTHON: dict[str, tuple[type, ...]] = {
+    "struct": (dict,),
+    "list": (list,),
+    "map": (dict,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "intorstring": (int, str),
+}
+
+
+def _fits(value: Any, kind: Type) -> bool:
+    if kind.name == "integer" and isinstance(value, float):
+        return value.is_integer()
+    wanted = _PYTHON.get(kind.name)
+    return wanted is None or type(value) in wanted
 
 
 _JSON_NAMES = {str: "string", bool: "bool", int: "number", float: "number", dict: "object", list: "array"}

@@ -69,7 +69,7 @@ class Collection:
         self._spaces: dict[str, dict[str, Entry]] = {}
         self._order: dict[str, list[Entry]] = {}
         self._history: deque[Event] = deque()
-        self._forgotten = store.floor
+        self._forgotten = max(store.floor, store.version)
         """The version up to which history is lost: a watch must start at or after it."""
 
     def __len__(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ from gpuslice.local.apiserver.selectors import label_selector
 from gpuslice.local.apiserver.status import (
     Cause,
     Json,
+    bad_request,
     forbidden_field,
     invalid_value,
     required,
@@ -284,6 +287,30 @@ def _priority(obj: Json, old: Json | None) -> list[Cause]:
     return []
 
 
+def _event(obj: Json, old: Json | None) -> list[Cause]:
+    """An event lies where its object lies; of an object without a namespace, in the default one."""
+    space = obj["metadata"].get("namespace", "")
+    about = (obj.get("involvedObject") or {}).get("namespace") or ""
+    if about != space and not (not about and space in ("default", "kube-system")):
+        return [invalid_value("involvedObject.namespace", about, "does not match event.namespace")]
+    return []
+
+
+def _secret(obj: Json, old: Json | None) -> list[Cause]:
+    """Values that are no base64 cannot even be read, so this is a 400."""
+    for value in (obj.get("data") or {}).values():
+        try:
+            base64.b64decode(value, validate=True)
+        except binascii.Error:
+            good = re.match(r"[A-Za-z0-9+/]*", value)
+            at = good.end() if good else 0
+            raise bad_request(
+                'Secret in version "v1" cannot be handled as a Secret: '
+                f"illegal base64 data at input byte {at}"
+            ) from None
+    return _config(obj, old)
+
+
 def _budget(obj: Json, old: Json | None) -> list[Cause]:
     spec = obj.get("spec") or {}
     if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
@@ -307,7 +334,7 @@ def _definition(obj: Json, old: Json | None) -> list[Cause]:
         causes.append(invalid_value("spec.versions", [one.get("name") for one in spec["versions"]], why))
     for index, one in enumerate(spec["versions"]):
         if not (one.get("schema") or {}).get("openAPIV3Schema"):
-            causes.append(required(f"spec.versions[{index}].schema.openAPIV3Schema", "schemas are required"))
+            causes.append(required(f"spec.versions[{index}].schema.openAPIV3Schema"))
     return causes
 
 
@@ -332,7 +359,8 @@ _RULES: dict[tuple[str, str], Rule] = {
     ("", "pods"): _pod,
     ("", "services"): _service,
     ("", "configmaps"): _config,
-    ("", "secrets"): _config,
+    ("", "secrets"): _secret,
+    ("", "events"): _event,
     ("apps", "deployments"): _deployment,
     ("apps", "replicasets"): _replicated,
     ("apps", "daemonsets"): _replicated,
