@@ -106,7 +106,11 @@ async def test_a_failed_pre_start_shows_the_plugins_sentence_and_heals() -> None
         waiting = status["containerStatuses"][0]["state"]["waiting"]
         assert (status["phase"], waiting) == (
             "Pending",
-            {"reason": "CreateContainerConfigError", "message": SENTENCE},
+            {
+                "reason": "CreateContainerConfigError",
+                "message": "device plugin PreStartContainer rpc failed with err: "
+                f"rpc error: code = FailedPrecondition desc = {SENTENCE}",
+            },
         )
         plugin.refuse_start = None
         node.clock.advance(15)
@@ -345,8 +349,8 @@ async def test_tens_of_thousands_of_short_ids_are_no_problem() -> None:
 @pytest.mark.parametrize(
     ("registration", "complaint"),
     [
-        (Registration(RESOURCE, "x.sock", version="v1alpha"), "API version 'v1alpha' is not supported"),
-        (Registration("gpu-mem", "x.sock"), "ResourceName 'gpu-mem' is invalid"),
+        (Registration(RESOURCE, "x.sock", version="v1alpha"), 'API version "v1alpha" is not supported'),
+        (Registration("gpu-mem", "x.sock"), 'ResourceName "gpu-mem" is invalid'),
         (Registration(RESOURCE, "/var/x.sock"), "must be a file name"),
     ],
 )
@@ -357,7 +361,7 @@ async def test_a_wrong_registration_is_refused(registration: Registration, compl
 
 
 async def test_a_plugin_that_registers_again_replaces_itself() -> None:
-    """The old stream's end must not make the new one's ids unhealthy."""
+    """As long as the old one still serves: a kubelet takes the end of its stream for the new one's."""
     async with world() as node:
         await node.serve(Plugin(IDS))
         again = Plugin(IDS[:7])

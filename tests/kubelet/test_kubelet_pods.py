@@ -465,7 +465,7 @@ async def test_started_and_killing_are_told_as_events() -> None:
     async with world() as here:
         await here.create("p")
         await here.phase("p", "Running")
-        assert (await here.event("Started")).message == "Started container c"
+        assert (await here.event("Started")).message == "Container started"
         await here.client.delete(Pod.resource, "p", "default")
         assert (await here.event("Killing")).type == "Normal"
         assert {one.involved_object.kind for one in (await here.client.list(Event)).items} == {"Pod"}

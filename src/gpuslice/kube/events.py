@@ -43,6 +43,7 @@ class _Key(NamedTuple):
     type: str
     reason: str
     message: str
+    field_path: str
 
 
 @dataclass(slots=True)
@@ -85,13 +86,32 @@ class EventRecorder:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def record(self, obj: KubeObject, type: Literal["Normal", "Warning"], reason: str, message: str) -> None:  # noqa: A002
-        """Say something about an object: `reason` in CamelCase for programs, `message` for people."""
+    def record(
+        self,
+        obj: KubeObject,
+        type: Literal["Normal", "Warning"],  # noqa: A002
+        reason: str,
+        message: str,
+        *,
+        field_path: str = "",
+    ) -> None:
+        """Say something about an object: `reason` in CamelCase for programs, `message` for people.
+
+        `field_path` is the part that it is about, such as spec.containers{main}.
+        """
         resource, now = obj.resource, self._clock.now_ns()
         if len(message) > MESSAGE_LIMIT:
             message = message[: MESSAGE_LIMIT - 3] + "..."
         key = _Key(
-            resource.api_version, resource.kind, obj.namespace, obj.name, obj.uid, type, reason, message
+            resource.api_version,
+            resource.kind,
+            obj.namespace,
+            obj.name,
+            obj.uid,
+            type,
+            reason,
+            message,
+            field_path,
         )
         if waiting := self._waiting.get(key):
             waiting.count += 1
@@ -149,6 +169,7 @@ class EventRecorder:
             self._sent.popitem(last=False)
 
     def _body(self, key: _Key, waiting: _Waiting, namespace: str, name: str) -> dict[str, object]:
+        part = {"fieldPath": key.field_path} if key.field_path else {}
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -159,6 +180,7 @@ class EventRecorder:
                 "namespace": key.namespace,
                 "name": key.name,
                 "uid": key.uid,
+                **part,
             },
             "type": key.type,
             "reason": key.reason,

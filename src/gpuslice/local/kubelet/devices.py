@@ -84,6 +84,7 @@ class Devices:
         self._random = random
         self._file = CheckpointFile(folder)
         self._endpoints: dict[str, _Endpoint] = {}
+        self._replaced: list[_Endpoint] = []  # of plugins that registered again; their streams may be open
         self._server: Server | None = None
         self._expiries: set[asyncio.Task[None]] = set()
         self._saving: asyncio.TimerHandle | None = None
@@ -105,8 +106,9 @@ class Devices:
         """End the streams and close kubelet.sock. What containers hold stays on disk."""
         for task in self._expiries:
             task.cancel()
-        endpoints, self._endpoints = self._endpoints, {}
-        for endpoint in endpoints.values():
+        endpoints = [*self._endpoints.values(), *self._replaced]
+        self._endpoints, self._replaced = {}, []
+        for endpoint in endpoints:
             await endpoint.close()
         if self._server is not None:
             await self._server.stop()
@@ -118,11 +120,11 @@ class Devices:
         if registration.version != API_VERSION:
             raise RpcError(
                 RpcCode.UNKNOWN,
-                f"requested API version {registration.version!r} is not supported by kubelet. "
-                f"Supported version is {API_VERSION!r}",
+                f'requested API version "{registration.version}" is not supported by kubelet. '
+                f'Supported version is ["{API_VERSION}"]',
             )
         if not _extended(registration.resource):
-            raise RpcError(RpcCode.UNKNOWN, f"the ResourceName {registration.resource!r} is invalid")
+            raise RpcError(RpcCode.UNKNOWN, f'the ResourceName "{registration.resource}" is invalid')
         if "/" in registration.endpoint or not registration.endpoint:
             raise RpcError(
                 RpcCode.UNKNOWN, f"the endpoint {registration.endpoint!r} must be a file name, not a path"
@@ -135,7 +137,9 @@ class Devices:
         old = self._endpoints.get(registration.resource)
         self._endpoints[registration.resource] = endpoint
         if old is not None:
-            await old.close()  # first, so that its end is not taken for the new one's
+            # Its stream stays open, and when that ends at last, the resource is taken to be gone: a plugin
+            # that registers again has to stop serving first.
+            self._replaced.append(old)
         self.manager.connect(registration.resource)
         endpoint.task = asyncio.create_task(
             self._follow(registration.resource, endpoint), name=f"ListAndWatch {registration.resource}"
@@ -155,6 +159,9 @@ class Devices:
         self.manager.disconnect(resource, self._clock.monotonic())
         self._expire_later()
         self._on_change()
+        if endpoint in self._replaced:
+            self._replaced.remove(endpoint)
+            await endpoint.client.aclose()
 
     def _expire_later(self) -> None:
         async def expire() -> None:
@@ -226,7 +233,7 @@ class Devices:
             ) from error
 
     async def pre_start(self, pod: RunPod, container: RunContainer) -> None:
-        """Tell the plugins that this container is about to start. Raises RpcError or AllocationError."""
+        """Tell the plugins that this container is about to start. Raises AllocationError."""
         for resource, _ in self._wanted(container):
             endpoint = self._endpoints.get(resource)
             if endpoint is None:
@@ -238,7 +245,11 @@ class Devices:
                 # Admitted before the plugin came: the kubelet allocates late rather than never.
                 await self._allocate(pod, container, Reusable(), running=False)
                 ids = self.manager.held(pod.uid, container.name, resource) or frozenset()
-            await endpoint.client.pre_start(tuple(ids))
+            try:
+                await endpoint.client.pre_start(tuple(ids))
+            except RpcError as error:
+                text = f"device plugin PreStartContainer rpc failed with err: {error.as_go_prints_it}"
+                raise AllocationError(text) from error
 
     def answers(self, pod: RunPod, container: RunContainer) -> list[ContainerAllocation]:
         """What the plugins said this container gets, a resource each."""

@@ -107,10 +107,13 @@ class NodeKeeper:
         try:
             await self._client.patch(Lease, self._node.name, {"spec": spec}, LEASE_NAMESPACE)
         except NotFound:
+            node = await self._client.get(LabelledNode, self._node.name)
+            owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+            metadata = {"name": self._node.name, "namespace": LEASE_NAMESPACE, "ownerReferences": [owner]}
             body = {
                 "apiVersion": "coordination.k8s.io/v1",
                 "kind": "Lease",
-                "metadata": {"name": self._node.name, "namespace": LEASE_NAMESPACE},
+                "metadata": metadata,
                 "spec": spec,
             }
             await self._client.create(LEASES, body, LEASE_NAMESPACE)

@@ -282,7 +282,7 @@ class PodWorker:
             f"back-off {_go_duration(delay)} restarting failed container={name} pod={where}",
         )
         text = f"Back-off restarting failed container {name} in pod {where}"
-        self._host.events.record(pod, "Warning", "BackOff", text)
+        self._say(record, "Warning", "BackOff", text)
 
     async def _until_retry(self) -> None:
         low, high = RETRY
@@ -296,7 +296,7 @@ class PodWorker:
             launch = await self._launch(record)
         except GpuSliceError as error:
             record.state = Waiting("CreateContainerConfigError", str(error))
-            host.events.record(pod, "Warning", "Failed", f"Error: {error}")
+            self._say(record, "Warning", "Failed", f"Error: {error}")
             return None
         log = Log(host.clock.now_ns)
         async with self._starting:
@@ -306,11 +306,19 @@ class PodWorker:
             record.container_id = f"gpuslice://{host.random.getrandbits(256):064x}"
             record.state = Started(host.clock.now_ns())
             if isinstance(handle, Exit):
-                host.events.record(pod, "Warning", "Failed", f"Error: {handle.message}")
+                self._say(record, "Warning", "Failed", f"Error: {handle.message}")
                 return handle
             self._handles[record.spec.name] = handle
-        host.events.record(pod, "Normal", "Started", f"Started container {record.spec.name}")
+        self._say(record, "Normal", "Started", "Container started")
         return handle
+
+    def _say(
+        self, record: ContainerRecord, kind: Literal["Normal", "Warning"], reason: str, text: str
+    ) -> None:
+        """Write an event about one container."""
+        part = "initContainers" if record.init else "containers"
+        path = f"spec.{part}{{{record.spec.name}}}"
+        self._host.events.record(self.pod, kind, reason, text, field_path=path)
 
     async def _launch(self, record: ContainerRecord) -> Launch:
         pod, container = self.pod, record.spec
@@ -345,17 +353,21 @@ class PodWorker:
     async def _stop_and_delete(self, grace: float, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait((before,))
-        for record in self.records:
-            if record.running:
-                text = f"Stopping container {record.spec.name}"
-                self._host.events.record(self.pod, "Normal", "Killing", text)
+        running = [record for record in self.records if record.running]
+        for record in running:
+            self._say(record, "Normal", "Killing", f"Stopping container {record.spec.name}")
         await self.stop(grace)
         self._host.statuses.forget(self.pod.uid)
-        if self.pod.metadata.finalizers:
-            # The object stays for its finalizers' owners: they must see that nothing runs any more.
-            self._phase = self._phase or "Failed"
-            self._host.statuses.mark(self)
+        if running or self.pod.metadata.finalizers:
+            # Before the object goes (with finalizers it stays), everybody is told that nothing runs any more.
+            self._phase = self._phase or ("Succeeded" if self._all_succeeded() else "Failed")
+            if not await self._host.statuses.send(self):
+                self._host.statuses.mark(self)
         await delete_pod(self.pod, self._host.client, clock=self._host.clock, random=self._host.random)
+
+    def _all_succeeded(self) -> bool:
+        states = [record.state for record in self.records if not record.init]
+        return all(isinstance(state, Ended) and state.exit.code == 0 for state in states)
 
     async def _stop_containers(self, records: list[ContainerRecord], grace: float) -> None:
         handles = [(record, self._handles[record.spec.name]) for record in records]
