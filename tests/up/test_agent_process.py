@@ -78,7 +78,9 @@ async def test_an_agent_of_its_own_offers_its_gpus_and_survives_a_kill(tmp_path:
         assert await ask(port, "/healthz") == (200, "ok")
         assert await ask(port, "/readyz") == (200, "ok")
         metrics = (await ask(port, "/metrics"))[1]
-        held = [line for line in metrics.splitlines() if line.startswith("gpuslice_gpu_memory_allocated_mib{")]
+        held = [
+            line for line in metrics.splitlines() if line.startswith("gpuslice_gpu_memory_allocated_mib{")
+        ]
         assert sum(float(line.split()[-1]) for line in held) == 4 * 3 * 1024
         assert {line.partition('uuid="')[2].partition('"')[0] for line in held} == {"GPU-one", "GPU-two"}
         devices.write_text(DEVICES % "false")

@@ -126,7 +126,6 @@ _ANOTHER_UID = re.compile(r'metadata\.uid: Invalid value: "[^"]*": field is immu
 _watch_decoder = msgspec.json.Decoder(_RawWatch)
 _mark_decoder = msgspec.json.Decoder(_Mark)
 _status_decoder = msgspec.json.Decoder(_Status)
-_mark_decoder = msgspec.json.Decoder(_Mark)
 
 
 class Client:
