@@ -73,7 +73,10 @@ async def test_end_of_stream_resumes_from_the_last_version_without_a_list() -> N
     async with following(server, clock):
         watch = await server.watch(1)
         # As kube-apiserver sends it for pods: the zero value of each field.
-        empty = {"metadata": {"resourceVersion": "90", "creationTimestamp": None}, "spec": {"containers": None}}
+        empty = {
+            "metadata": {"resourceVersion": "90", "creationTimestamp": None},
+            "spec": {"containers": None},
+        }
         watch.push(line("BOOKMARK", {"kind": "Pod", "apiVersion": "v1", **empty, "status": {}}))
         watch.end()
         second = await server.watch(2)
