@@ -50,6 +50,19 @@ def test_a_pod_that_truly_moved_to_free_room_leaves_its_place_free() -> None:
     assert used(cluster) == [0, 6]
 
 
+def test_a_plan_that_moves_to_where_no_room_is_frees_none() -> None:
+    """The node corrects a plan by what it knows; if that place is taken by then, nothing became free elsewhere."""
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", 10, 10))
+    cluster.set_pod(at("runs", 1, 6, assigned=True))
+    cluster.set_pod(at("one", 0, 6, assigned=False))
+    cluster.set_pod(at("one", 1, 6, assigned=False))
+    assert used(cluster) == [6, 6]
+    assert not cluster.check(cluster.request_of(pod("new", 6)), "a").ok
+    cluster.set_pod(at("one", 0, 6, assigned=True))
+    assert used(cluster) == [6, 6]
+
+
 def test_a_running_pod_is_counted_where_the_node_says_whatever_others_do() -> None:
     cluster = Cluster(clock=StoppedClock())
     cluster.set_node(agent_node("a", 10, 20))

@@ -312,10 +312,24 @@ class Cluster:
             return new  # it is where it was counted: nobody has to give way
         siblings = self._on_node.get(new.node, ())
         others = (self._pods[uid] for uid in siblings if uid != new.uid)
-        for moved in hand_over(old, new, others):
+        giving = hand_over(old, new, others)
+        if not giving and not is_assigned(new) and not self._has_room(old, new):
+            # Only a plan, and one that cannot be: what it leaves would be given to one pod too many.
+            return replace(new, charges=old.charges)
+        for moved in giving:
             self._uncharge(self._pods[moved.uid])
             self._charge(moved)
         return new
+
+    def _has_room(self, old: PodRecord, new: PodRecord) -> bool:
+        """True if what a pod is to take elsewhere than it is counted is free there."""
+        rooms = {room.uuid: room for room in self.fleet.rooms(new.node)}
+        return all(
+            (room := rooms.get(charge.gpu)) is not None
+            and (room.untouched if charge.whole else room.free_mib >= charge.mib)
+            for charge in new.charges
+            if charge not in old.charges
+        )
 
     def _read(self, record: PodRecord) -> PodRecord:
         gpus = self.fleet.gpus(record.node)
