@@ -281,6 +281,7 @@ class Desk:
             pod = self.pods.get(held.owner.uid) if held.owner else None
             envs |= {
                 names.MEM_IDX: ",".join(str(gpu.index) for gpu in gpus),
+                # The one value that no id tells: right unless a pod of another total waits for as much, too.
                 names.MEM_POD: str(pod.request.units if pod else len(held.ids)),
                 names.MEM_CONTAINER: str(len(held.ids)),
                 names.MEM_DEV: str(self.ledger.gpus.units_of(gpus[0])),
