@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from gpuslice.errors import ApiError
-from gpuslice.local.apiserver.http import Request, Stream, Target
+from gpuslice.local.apiserver.http import Reply, Request, Stream, Target
 from gpuslice.local.apiserver.rest import Rest
 from gpuslice.local.apiserver.status import Failure, Json, bad_request
 from gpuslice.local.streams import KubeletBackend, LogOptions
@@ -49,7 +49,9 @@ def kubelet_of(kubelets: dict[str, KubeletBackend], pod: Json) -> KubeletBackend
     return found
 
 
-async def serve(rest: Rest, kubelets: dict[str, KubeletBackend], request: Request, target: Target) -> Stream:
+async def serve(
+    rest: Rest, kubelets: dict[str, KubeletBackend], request: Request, target: Target
+) -> Reply | Stream:
     """GET the log of one container, following it if asked to. Raises what the kubelet raises."""
     pod = rest.entry(target).decode()
     container = container_of(pod, request.query.get("container", ""))
@@ -61,6 +63,8 @@ async def serve(rest: Rest, kubelets: dict[str, KubeletBackend], request: Reques
         limit_bytes=request.number("limitBytes"),
         timestamps=request.flag("timestamps"),
     )
+    if not pod["spec"].get("nodeName"):
+        return Reply(b"", content_type=TEXT)  # nothing was said yet, and that is no mistake
     pieces = kubelet_of(kubelets, pod).logs(target.namespace, target.name, container, options)
     first = asyncio.ensure_future(_next(pieces))
     # A refusal comes at once and becomes a status; a container that is silent so far is followed anyway.
