@@ -33,7 +33,7 @@ def state(found: Object, name: str = "c", kind: str = "containerStatuses") -> Ob
 async def offered(node: NodeUnderTest, what: str, expected: str) -> None:
     async def look() -> bool:
         status = (await node.k8s.api.get(f"/api/v1/nodes/{NODE}"))["status"]
-        return status[what].get(node.resource) == expected
+        return bool(status[what].get(node.resource) == expected)
 
     await until(look, f"{what} of {expected}")
 

@@ -91,7 +91,7 @@ async def test_a_watch_ends_when_its_time_is_up(k8s: Kit) -> None:
 async def test_a_bookmark_comes_before_a_watch_ends_and_is_no_object(k8s: Kit) -> None:
     """It says from where to go on. What else is in it is the zero value of the kind: `containers: null`."""
     version = (await k8s.api.get(k8s.pods))["metadata"]["resourceVersion"]
-    query = {"resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "4"}
+    query = {"resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "10"}
     async with k8s.api.watch(k8s.pods, **query) as following:
         await k8s.create("pods", idle("other"))
         assert (await following())[0] == "ADDED"
@@ -107,11 +107,16 @@ async def test_a_bookmark_comes_before_a_watch_ends_and_is_no_object(k8s: Kit) -
 
 async def test_our_client_reads_bookmarks(k8s: Kit) -> None:
     listing = await k8s.client.list(Pod, k8s.ns)
-    await k8s.create("pods", idle("other"))
-    watch = k8s.client.watch(Pod, k8s.ns, resource_version=listing.resource_version, timeout_seconds=4)
-    seen = [event async for event in watch]
-    assert [event.type for event in seen][:2] == ["ADDED", "BOOKMARK"]
-    assert int(seen[1].object.metadata.resource_version) >= int(listing.resource_version)
+    await k8s.create("pods", idle("first"))
+    seen = []
+    async for event in k8s.client.watch(
+        Pod, k8s.ns, resource_version=listing.resource_version, timeout_seconds=10
+    ):
+        seen.append(event)
+        if len(seen) == 1:
+            await k8s.create("pods", idle("second"))
+    assert {event.type for event in seen} == {"ADDED", "BOOKMARK"}
+    assert int(seen[-1].object.metadata.resource_version) >= int(listing.resource_version)
 
 
 async def test_a_watch_list_ends_its_beginning_with_a_bookmark(k8s: Kit) -> None:

@@ -130,8 +130,9 @@ async def test_a_strategic_patch_finds_containers_and_variables_by_name(k8s: Kit
     group = "apps/v1"
     await k8s.create("deployments", deployment("web", 0, containers=[one]), group)
     env = [{"name": "B", "value": "3"}, {"name": "C", "value": "4"}, {"name": "A", "$patch": "delete"}]
-    change = {"spec": {"template": {"spec": {"containers": [{"name": "one", "env": env}]}}}}
-    changed = await k8s.api.patch(k8s.path("deployments", "web", group), change, "strategic")
+    template = {"spec": {"containers": [{"name": "one", "env": env}]}}
+    path = k8s.path("deployments", "web", group)
+    changed = await k8s.api.patch(path, {"spec": {"template": template}}, "strategic")
     (c,) = changed["spec"]["template"]["spec"]["containers"]
     assert c["command"] == one["command"]
     assert sorted((e["name"], e["value"]) for e in c["env"]) == [("B", "3"), ("C", "4")]
