@@ -57,8 +57,11 @@ def allocation_of(pod: NodePod, ledger: Ledger) -> Allocation:
 
 
 def _mine(pod: NodePod, ledger: Ledger) -> dict[str, Held]:
-    """The grants that certainly are this pod's, by container."""
-    return {h.owner.container: h for h in ledger.held_by(pod.uid) if h.certain and h.owner}
+    """The grants that certainly are this pod's, by container.
+
+    Ids of another plugin (gpushare's, before us) name no GPU of ours: there the pod's annotations stand.
+    """
+    return {h.owner.container: h for h in ledger.held_by(pod.uid) if h.certain and h.owner and h.gpus}
 
 
 def corrections(pod: NodePod, ledger: Ledger, *, now_ns: int) -> Mapping[str, str | None]:
