@@ -14,7 +14,7 @@ import pytest
 
 from .alone import FOUR, Alone
 from .cluster import RealCluster
-from .installation import Installation, installed
+from .installation import Installation, clear, installed
 from .packages import MissingError
 
 HERE = Path(__file__).parent
@@ -34,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600, func_only=True))
+    # Those that need the cluster without the shared installation come last.
+    items.sort(key=lambda item: "bare" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +49,19 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealClust
         yield cluster
 
 
+@pytest.fixture
+def bare(real_cluster: RealCluster) -> Iterator[RealCluster]:
+    """The shared cluster without gpuslice: what the fixture `gpus` has installed is uninstalled."""
+    shared = Installation(real_cluster)
+    if shared.is_installed():
+        shared.uninstall()
+    yield real_cluster
+    clear(real_cluster)
+
+
 @pytest.fixture(scope="session")
 def gpus(real_cluster: RealCluster) -> Iterator[Installation]:
-    """The chart with its defaults on the shared cluster. A test that needs another one leaves this alone, and runs
-    after those that share it."""
+    """The chart with its defaults on the shared cluster. A test that needs another set-up asks for `bare`."""
     try:
         with installed(real_cluster) as installation:
             yield installation

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpuslice import names
 
-from .cluster import ApiError, Object, RealCluster, condition
+from .cluster import Object, RealCluster, condition
 from .images import BUSYBOX
 from .images_of_ours import REPOSITORY, ROOT, TAG, load_gpuslice, load_kube_scheduler
 from .sides import inspected
@@ -92,6 +92,10 @@ class Installation:
         )
         self.cluster.kubectl("label", "node", "--all", f"{names.LABEL_GPUSHARE}-")
         self.cluster.kubectl("delete", "namespace", self.namespace, "--timeout=60s")
+
+    def is_installed(self) -> bool:
+        selector = f"owner=helm,name={self.release}"
+        return bool(self.cluster.objects("secrets", self.namespace, labelSelector=selector))
 
     def label(self, *nodes: str) -> None:
         self.cluster.kubectl("label", "node", *nodes, f"{names.LABEL_GPUSHARE}=true", "--overwrite")
@@ -253,18 +257,8 @@ def installed(
         installation.install()
         yield installation
     finally:
-        if _is_installed(installation):
+        if installation.is_installed():
             installation.uninstall()
-
-
-def _is_installed(installation: Installation) -> bool:
-    try:
-        secrets = installation.cluster.objects(
-            "secrets", installation.namespace, labelSelector=f"owner=helm,name={installation.release}"
-        )
-    except ApiError:
-        return False
-    return bool(secrets)
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Object:
