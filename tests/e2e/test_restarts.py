@@ -69,13 +69,6 @@ def restart_kubelets(alone: Alone) -> None:
         node.kubelet.restart()
 
 
-def kill_kubelets(alone: Alone) -> None:
-    for node in alone.cluster.nodes:
-        node.kubelet.kill()
-    for node in alone.cluster.nodes:
-        node.kubelet.start()
-
-
 def kill_agents(alone: Alone) -> None:
     for agent in alone.agents.values():
         agent.kill()
@@ -107,7 +100,6 @@ def kill_api_server(alone: Alone) -> None:
     "accident",
     [
         restart_kubelets,
-        kill_kubelets,
         kill_agents,
         kill_agents_and_kubelets,
         kill_extender,
