@@ -150,6 +150,22 @@ def test_rounds_of_unequal_bursts_with_deletions_between(data: st.DataObject, se
             world.remove(uid)
 
 
+def test_an_init_container_that_was_taken_for_another_leaves_its_place_to_that_one() -> None:
+    """It shows itself by the next call, which takes its ids over; who waits then goes where it was planned."""
+    world = NodeWorld(16, 16)
+    like_first, grows, large, first = fill(
+        world,
+        [
+            app(3),
+            (Part("i", 2, init=True), Part("c0", 5)),
+            app(8),
+            (Part("i", 3, init=True), Part("j", 2, init=True), Part("c0", 3)),
+        ],
+    )
+    for uid in (large, first, like_first, grows):
+        assert world.admit(uid), world.failures
+
+
 def test_a_gpu_changes_its_mode_as_soon_as_the_last_share_has_ended() -> None:
     """Shares out, whole in, and back: admitted and started without waiting for a look at pod-resources."""
     world = NodeWorld(8)

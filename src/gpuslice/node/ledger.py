@@ -300,7 +300,9 @@ class Ledger:
             if run:
                 containers = candidate.request.containers
                 for holding, container in zip(run, containers, strict=False):
-                    self._book.give(holding.serial, Owner(candidate.uid, container.name), certain=False)
+                    owner = Owner(candidate.uid, container.name)
+                    self._book.hand_over(holding, owner, pods)
+                    self._book.give(holding.serial, owner, certain=False)
                 return Owner(candidate.uid, containers[len(run)].name)
         return None
 
