@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 TEST_ARGS ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test e2e lint manifests image bench clean
+.PHONY: help demo up test e2e contract lint manifests image bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
@@ -46,6 +46,10 @@ e2e: $(VENV)/.ready ## Run the tests against a real Kubernetes on this machine (
 	@$(BIN)/python -m tests.e2e.components >/dev/null
 	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" HELM="$$($(TOOLS)/bin/python tools/helm.py)" \
 		$(BIN)/pytest tests/e2e $(E2E_ARGS)
+
+contract: $(VENV)/.ready ## Run the contract of the embedded cluster against a real Kubernetes (root)
+	@$(BIN)/python -m tests.e2e.components >/dev/null
+	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" $(BIN)/pytest tests/contract --real --timeout=1800
 
 lint: $(VENV)/.ready ## Check format, style, layers and types
 	$(BIN)/ruff format --check .
