@@ -15,6 +15,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 unexport VIRTUAL_ENV
 # Tests run the newest kubectl that the registries have; see tools/kubectl.py.
 TEST_ARGS ?= -n 2
+E2E_TESTS ?= tests/e2e
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up test e2e contract lint manifests image bench clean
@@ -45,7 +46,7 @@ test: $(VENV)/.ready ## Run the tests
 e2e: $(VENV)/.ready ## Run the tests against a real Kubernetes on this machine (root; the first run builds it)
 	@$(BIN)/python -m tests.e2e.components >/dev/null
 	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" HELM="$$($(TOOLS)/bin/python tools/helm.py)" \
-		$(BIN)/pytest tests/e2e $(E2E_ARGS)
+		$(BIN)/pytest $(E2E_TESTS)
 
 contract: $(VENV)/.ready ## Run the contract of the embedded cluster against a real Kubernetes (root)
 	@$(BIN)/python -m tests.e2e.components >/dev/null

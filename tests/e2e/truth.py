@@ -72,7 +72,7 @@ def leaks(cluster: RealCluster, namespace: str = "default") -> list[str]:
     return found
 
 
-def check(cluster: RealCluster, *, pods: int | None = None, timeout: float = 120) -> list[Object]:
+def check(cluster: RealCluster, *, pods: int | None = None, timeout: float = 240) -> list[Object]:
     """Wait until all (or `pods`) pods run, then demand that nothing differs and, soon, that nothing leaks.
 
     What runs must be right at once: only leaks get time, since nobody is hurt by ids that return late.
