@@ -22,7 +22,7 @@ from pathlib import Path
 os.environ.setdefault("NO_COLOR", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.e2e.alone import EXTENDER, Alone, extenders, gpu_pod
+from tests.e2e.alone import Alone, extenders, gpu_pod
 from tests.e2e.cluster import Object, RealCluster
 from tests.e2e.kwok import fake_nodes
 
@@ -151,11 +151,11 @@ def scheduler() -> dict[str, object]:
         }
         alone = Alone(cluster, [GPUS])
         alone.start()
-        cluster.configure_scheduler({**quick, "extenders": extenders(f"http://{EXTENDER}")})
+        cluster.configure_scheduler({**quick, "extenders": extenders(f"http://{alone.extender_address}")})
         binding(cluster, "warm")
         rate = binding(cluster, "with")
         seen = metrics(cluster, "https://127.0.0.1:10259/metrics")
-        ours = metrics(cluster, f"http://{EXTENDER}/metrics")
+        ours = metrics(cluster, f"http://{alone.extender_address}/metrics")
         result["with"] = {
             "bound_per_second": rate,
             "attempt_mean_ms": mean_ms(seen, attempts, 'result="scheduled"'),
