@@ -124,6 +124,7 @@ def test_starting_imports_nothing_heavy(module: str) -> None:
 def test_what_is_typed_wrong_is_one_sentence_on_stderr_and_exit_code_2(
     words: list[str], sentence: str
 ) -> None:
+    """gpushare 9.B.11 among them: an agent without its devices ends with a sentence and does not wait for ever."""
     done = subprocess.run(
         [sys.executable, "-m", "gpuslice.cli.main", *words], capture_output=True, text=True, check=False
     )

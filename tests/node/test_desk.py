@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,25 @@ async def test_released_slices_lose_their_folder(bench: Bench) -> None:
     await bench.desk.reconcile()
     assert bench.ledger.held() == []
     assert not any(bench.folder.iterdir())
+
+
+async def test_a_reboot_that_numbers_the_gpus_anew_shows_the_same_gpu(bench: Bench) -> None:
+    """gpushare 9.B.9: kubelet uses the environment of before the reboot, which named the GPU by its number."""
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    ids = await bench.admit(5)
+    answer = await bench.desk.allocate(names.GPU_MEM, ids)
+    uuid = answer.envs[names.VISIBLE_DEVICES]
+    assert uuid in {gpu.uuid for gpu in GPUS}
+    bench.lister.held["a"] = ids
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    before = next(gpu.index for gpu in GPUS if gpu.uuid == uuid)
+    turned = tuple(replace(gpu, index=len(GPUS) - 1 - gpu.index) for gpu in GPUS)
+    bench.desk.set_gpus(NodeGpus(tuple(sorted(turned, key=lambda gpu: gpu.index))))
+    await bench.desk.pre_start(names.GPU_MEM, ids)  # kubelet starts it again without a new Allocate
+    (slice_,) = bench.slices()
+    (part,) = slice_["gpus"]
+    assert part["uuid"] == uuid
+    assert part["index"] == len(GPUS) - 1 - before != before
 
 
 @pytest.mark.parametrize("kernel", [True, False])
