@@ -182,7 +182,8 @@ def test_a_node_that_is_deleted_and_comes_back(cluster: RealCluster) -> None:
 
 
 def test_an_extender_with_a_slow_api_server(alone: Alone, cluster: RealCluster) -> None:
-    """Every byte to and from the API server is late. Filters do not wait for it, and nothing is promised twice."""
+    """gpushare 9.A.10 held its node lock over both calls. Here every byte to and from the API server is late: filters
+    do not wait for it, and nothing is promised twice."""
     with slow_api(alone):
         cluster.apply([gpu_pod(f"slow-{n:02}", 10) for n in range(18)])
         longest = 0.0
