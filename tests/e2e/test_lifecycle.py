@@ -33,6 +33,15 @@ def on(node: str) -> dict[str, Object]:
     return {"nodeSelector": {"kubernetes.io/hostname": node}}
 
 
+def runs(gpus: Installation, pod: str, units: int) -> bool:
+    """True if the pod runs. One that kubelet turned away is made anew, as a ReplicaSet would."""
+    phase = gpus.cluster.phase(pod)
+    if phase == "Failed":
+        gpus.cluster.kubectl("delete", "pod", pod, "--force", "--grace-period=0")
+        gpus.cluster.apply(gpus.pod(pod, units))
+    return phase == "Running"
+
+
 @pytest.fixture
 def emptied(gpus: Installation) -> Iterator[Installation]:
     yield gpus
@@ -97,10 +106,9 @@ def test_a_deleted_node_is_forgotten_and_can_join_again(emptied: Installation) -
     cluster.wait_for_nodes()
     gpus.label("node-2")
     gpus.wait_until_ready()
-    if cluster.phase("waits") == "Failed":
-        # It came before the agent, and kubelet turned it away for good: its owner would make it anew.
-        cluster.kubectl("delete", "pod", "waits", "--force", "--grace-period=0")
-        cluster.apply(gpus.pod("waits", 20))
+    # Until kubelet has ended the container that was deleted by force, its GPU is in use and kubelet turns a
+    # newcomer away for good: then its owner would make it anew.
+    cluster.wait(lambda: runs(gpus, "waits", 20), 120, "the waiting pod to run on the node that came back")
     gpus.wait_for_pods(3)
     assert cluster.get("pods", "waits")["spec"]["nodeName"] == "node-2"
     assert_sides_agree(cluster)
