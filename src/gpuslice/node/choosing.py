@@ -191,7 +191,8 @@ def _rooms(
     """What is left of each GPU once every planned pod but one has come into its own."""
     promised: dict[str, int] = {}
     busy: set[str] = {uuid for holding in held for uuid in holding.gpus}
-    owned = {holding.owner for holding in held}
+    # Ids of another plugin (gpushare's, before us) name no GPU: where their pod is only its record says.
+    owned = {holding.owner for holding in held if holding.gpus}
     for pod in pods.values():
         if pod.uid == but or not pod.alive or pod.planned is None:
             continue
