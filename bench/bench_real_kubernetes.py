@@ -50,7 +50,7 @@ def create(cluster: RealCluster, pods: list[Object]) -> None:
 
 
 def until_none(cluster: RealCluster, fields: str = "", seconds: float = 300) -> None:
-    """Wait until no pod matches a field selector. It asks for one: a list of all would be most of the load."""
+    """Wait until no pod matches a field selector. It asks for one: a list of all would be most load."""
     end = time.monotonic() + seconds
     while cluster.objects("pods", limit="1", **({"fieldSelector": fields} if fields else {})):
         dead = [process.failed for process in cluster.processes if process.failed]

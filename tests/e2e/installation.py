@@ -81,9 +81,13 @@ class Installation:
 
     def upgrade(self, values: Mapping[str, Any]) -> None:
         """`helm upgrade` with these values more, until everything is ready again."""
+        self.upgrade_only(values)
+        self.wait_until_ready()
+
+    def upgrade_only(self, values: Mapping[str, Any]) -> None:
+        """The same, without waiting for anything."""
         self.values = merged(self.values, values)
         self._helm("upgrade")
-        self.wait_until_ready()
 
     def uninstall(self) -> None:
         """As docs/install.md says, and the namespace, too."""

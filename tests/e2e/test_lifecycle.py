@@ -11,20 +11,12 @@ import yaml
 
 from gpuslice import names
 
+from .alone import deployment
 from .cluster import Object, RealCluster, condition
 from .gpushare_plugin import FOLDER, gpushare_plugin, gpushare_pod
-from .images_of_ours import REPOSITORY, TAG, load_gpuslice
-from .installation import (
-    MIXED,
-    NAMESPACE,
-    RELEASE,
-    Installation,
-    clear,
-    installed,
-    manifest_path,
-    restarts,
-)
-from .sides import assert_sides_agree, environment, gpuslice, inspected
+from .images_of_ours import REPOSITORY, TAG
+from .installation import MIXED, Installation, clear, installed, restarts
+from .sides import assert_sides_agree, environment, inspected
 
 NEXT = "e2e-next"
 
@@ -68,6 +60,24 @@ def test_an_upgrade_leaves_running_pods_alone(emptied: Installation) -> None:
         cluster.apply(gpus.pod("later", 20))
         later = gpus.wait_for_pods(3)[0]
         assert later["spec"]["nodeName"] == "node-1", "node-2 has no other GPU of that size free"
+        assert_sides_agree(cluster)
+    finally:
+        gpus.values = values
+        gpus.upgrade({})
+
+
+def test_pods_that_come_during_an_upgrade_run(emptied: Installation) -> None:
+    """Whoever is turned away while a plugin is away is made anew by its owner; nobody waits for ever."""
+    gpus, cluster = emptied, emptied.cluster
+    values = gpus.values
+    # Something in each template changes, so that every pod of ours is made anew.
+    changed = {"podAnnotations": {"e2e": "upgraded"}}
+    gpus.upgrade_only({"scheduler": changed, "agent": changed})
+    pod = gpus.pod("", 5)
+    cluster.apply(deployment("meanwhile", 8, pod))
+    try:
+        gpus.wait_until_ready()
+        gpus.wait_for_pods(8)
         assert_sides_agree(cluster)
     finally:
         gpus.values = values
@@ -141,29 +151,6 @@ def test_another_namespace_and_release_and_nothing_is_left_after(bare: RealClust
     clear(bare)
 
 
-def test_plain_manifests(bare: RealCluster) -> None:
-    text = manifest_path("own").read_text()
-    image = f"{REPOSITORY}:{version(text)}"
-    assert image in text
-    load_gpuslice(bare)
-    bare.log_namespaces.add(NAMESPACE)
-    manifests = text.replace(image, f"{REPOSITORY}:{TAG}")
-    gpus = Installation(bare, values={"scheduler": {"mode": "own"}})
-    gpus.label("node-1", "node-2")
-    bare.apply(manifests)
-    try:
-        gpus.wait_until_ready()
-        bare.apply([gpus.pod("one", 5, **on("node-1")), gpus.pod("two", 5, **on("node-2"))])
-        gpus.wait_for_pods(2)
-        assert_sides_agree(bare)
-        gpus.clear()
-    finally:
-        bare.kubectl("delete", "--filename=-", "--timeout=90s", stdin=manifests)
-    gpuslice(bare, "uninstall", f"--lease={NAMESPACE}/{RELEASE}-scheduler")
-    gpus.unlabel("node-1", "node-2")
-    assert_nothing_left(bare)
-
-
 def test_an_old_gpushare_is_taken_over(bare: RealCluster) -> None:
     """Its pods run on, with what their annotations say counted; its ConfigMap keeps new pods off an ill GPU."""
     node = bare.nodes[0]
@@ -220,12 +207,6 @@ def allocatable(cluster: RealCluster, node: str) -> int:
 
 def offers_nothing(cluster: RealCluster, node: str) -> bool:
     return not allocatable(cluster, node)
-
-
-def version(manifests: str) -> str:
-    deployments = [one for one in yaml.safe_load_all(manifests) if one and one["kind"] == "Deployment"]
-    image: str = deployments[0]["spec"]["template"]["spec"]["containers"][0]["image"]
-    return image.partition(":")[2]
 
 
 def assert_nothing_left(cluster: RealCluster) -> None:

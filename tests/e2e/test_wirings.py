@@ -3,10 +3,7 @@ single GPUs, says why one waits, and goes on when the replica that acts is gone.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,17 +13,15 @@ import yaml
 from gpuslice import names
 
 from .cluster import ApiError, Object, RealCluster
-from .controlplane import ControlPlane
 from .images_of_ours import load_busybox_as, load_kube_scheduler
 from .installation import Installation
-from .machine import run
 from .node import Node
 from .sides import allocation, assert_sides_agree, environment
 from .test_stories import EXAMPLES, IMAGES
+from .wiring import GPUSLICE, configured, options, save_client_files, scheduler_kubeconfig
 
 SERVICE = 77
 """The last number of the extender's ClusterIP, chosen so that kube-scheduler's configuration can name it."""
-GPUSLICE = Path(sys.executable).parent / "gpuslice"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,69 +108,38 @@ def extender(emptied: Installation, tmp_path: Path) -> list[str]:
     """The extender, behind its Service; and what `gpuslice install scheduler-config` has to be told of it."""
     address = emptied.cluster.plane.slot.service_address(SERVICE)
     in_mode(emptied, "extender", clusterIP=address)
-    secret = emptied.cluster.get("secrets", f"{emptied.full}-tls", emptied.namespace)["data"]
-    for file in ("ca.crt", "client.crt", "client.key"):
-        (tmp_path / file).write_bytes(base64.b64decode(secret[file]))
-    return [
-        f"--url=https://{address}",
-        f"--server-name={emptied.full}-extender.{emptied.namespace}.svc",
-        f"--ca={tmp_path / 'ca.crt'}",
-        f"--client-cert={tmp_path / 'client.crt'}",
-        f"--client-key={tmp_path / 'client.key'}",
-    ]
+    save_client_files(emptied.cluster, f"{emptied.full}-tls", emptied.namespace, tmp_path)
+    return options(f"https://{address}", f"{emptied.full}-extender.{emptied.namespace}.svc", tmp_path)
 
 
 @pytest.fixture
 def kubeconfig(real_cluster: RealCluster) -> Path:
-    """The one of kube-scheduler, with the rights that Kubernetes gives it and no others; it needs no other file."""
-    plane: ControlPlane = real_cluster.plane
-    certificate, key = plane.authority.issue("scheduler", "system:kube-scheduler")
-    user = {"client-certificate-data": inline(certificate), "client-key-data": inline(key)}
-    path = plane.write_kubeconfig("scheduler", user)
-    config = json.loads(path.read_text())
-    server = config["clusters"][0]["cluster"]
-    server["certificate-authority-data"] = inline(Path(server.pop("certificate-authority")))
-    path.write_text(json.dumps(config))
-    return path
-
-
-def inline(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()
+    return scheduler_kubeconfig(real_cluster)
 
 
 @pytest.fixture
-def configured(emptied: Installation, extender: list[str], kubeconfig: Path) -> Iterator[Installation]:
+def wired(emptied: Installation, extender: list[str], kubeconfig: Path) -> Iterator[Installation]:
     """The cluster's kube-scheduler runs with the printed configuration."""
-    cluster = emptied.cluster
-    said = run(
-        GPUSLICE,
-        "install",
-        "scheduler-config",
-        *extender,
-        f"--scheduler-kubeconfig={kubeconfig}",
-        "--kubernetes=1.36",
-    )
-    cluster.configure_scheduler(yaml.safe_load(said))
-    yield emptied
-    cluster.configure_scheduler({})
+    with configured(emptied.cluster, extender, kubeconfig):
+        yield emptied
 
 
-def test_the_clusters_own_scheduler_places(configured: Installation) -> None:
-    assert_places(configured)
+def test_the_clusters_own_scheduler_places(wired: Installation) -> None:
+    assert_places(wired)
 
 
-def test_manifests_of_gpushare_work_unchanged(configured: Installation) -> None:
-    cluster = configured.cluster
+def test_manifests_of_gpushare_work_unchanged(wired: Installation) -> None:
+    cluster = wired.cluster
     load_busybox_as(cluster, *IMAGES)
     for file, running in (("01-gpu-share-test.yaml", 1), ("02-binpack.yaml", 4)):
         cluster.apply((EXAMPLES / file).read_text())
-        pods = configured.wait_for_pods(running)
+        pods = wired.wait_for_pods(running)
     assert len({uuid for pod in pods for held in allocation(pod).values() for uuid in held}) == 1
     assert_sides_agree(cluster)
 
 
-def test_the_extender_fails_over(configured: Installation) -> None:
-    assert_fails_over(configured)
+def test_the_extender_fails_over(wired: Installation) -> None:
+    assert_fails_over(wired)
 
 
 def test_kubeadms_static_pod_is_wired_and_unwired(

@@ -1,0 +1,213 @@
+"""Further ways to install than the defaults, and what goes wrong on the way: other people's certificates, a NodePort,
+plain manifests, a node that is lost, faults that `gpuslice doctor` must see."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from . import truth
+from .alone import FOUR, deployment, gpu_pod
+from .cluster import Object, RealCluster
+from .images_of_ours import REPOSITORY, TAG, load_gpuslice, load_kube_scheduler
+from .installation import NAMESPACE, RELEASE, Installation, clear, installed, manifest_path
+from .sides import assert_sides_agree, gpuslice
+from .test_identity import SIZES
+from .test_lifecycle import assert_nothing_left, on
+from .wiring import configured, options, save_client_files, scheduler_kubeconfig
+
+NODE_PORT = 32766
+
+
+def codes(cluster: RealCluster) -> dict[str, Object]:
+    """What `gpuslice doctor` finds, by code."""
+    found = json.loads(gpuslice(cluster, "doctor", "--output=json", check=False))["findings"]
+    return {finding["code"]: finding for finding in found}
+
+
+# --- on the shared installation ------------------------------------------------------------------------
+
+
+def test_doctor_sees_three_faults_at_once_and_says_what_mends_them(gpus: Installation) -> None:
+    cluster = gpus.cluster
+    assert not {code for code, finding in codes(cluster).items() if finding["level"] == "error"}
+    agent = next(pod for pod in gpus.pods("agent") if pod["spec"]["nodeName"] == "node-2")
+    cluster.kubectl("taint", "node", "node-2", "dedicated=ml:NoSchedule")
+    cluster.kubectl("delete", "pod", f"--namespace={gpus.namespace}", agent["metadata"]["name"])
+    cluster.kubectl("delete", "service", f"--namespace={gpus.namespace}", f"{gpus.full}-webhook")
+    looks = gpu_pod("looks", 0)
+    looks["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    cluster.apply(looks)
+    try:
+        expected = {"agent-taint", "webhook-unreachable", "visibility-unasked"}
+        found = cluster.wait(
+            lambda: now if expected <= (now := codes(cluster)).keys() else None,
+            60,
+            f"doctor to say {expected}",
+        )
+        # Its own words are followed: what it prints for kubectl is typed.
+        for code in ("agent-taint", "visibility-unasked"):
+            program, *arguments = shlex.split(found[code]["remedy"][0], comments=True)
+            assert program == "kubectl"
+            cluster.kubectl(*arguments)
+    finally:
+        cluster.kubectl("taint", "node", "node-2", "dedicated-", check=False)
+        gpus.upgrade({})
+    clear(cluster)
+    assert not {code for code, finding in codes(cluster).items() if finding["level"] == "error"}
+
+
+def test_the_other_replica_schedules_when_a_node_is_lost(gpus: Installation) -> None:
+    """Nobody gives the Lease back: the node is cut off in the middle of everything."""
+    cluster = gpus.cluster
+
+    def holder() -> str:
+        lease = gpus.object("coordination.k8s.io/v1", "leases", f"{gpus.full}-scheduler")
+        return str(lease["spec"].get("holderIdentity") or "")
+
+    first = cluster.wait(holder, 30, "a replica to act")
+    leader = cluster.get("pods", first.partition("_")[0], gpus.namespace)
+    lost = next(node for node in cluster.nodes if node.name == leader["spec"]["nodeName"])
+    other = next(node for node in cluster.nodes if node is not lost)
+    lost.cut_off()
+    try:
+        cluster.apply(gpus.pod("after", 2, **on(other.name)))
+        gpus.wait_for_pods(1, timeout=90)
+        assert holder() not in ("", first)
+    finally:
+        lost.reconnect()
+        cluster.wait_for_nodes()
+    gpus.wait_until_ready()
+    assert_sides_agree(cluster)
+    gpus.clear()
+
+
+# --- without the shared installation --------------------------------------------------------------------
+
+
+def test_a_burst_under_the_charts_agents_that_are_replaced_in_its_middle(bare: RealCluster) -> None:
+    gpus = {"apiVersion": "gpuslice.io/v1alpha1", "kind": "Devices", "spec": {"gpus": list(FOUR)}}
+    with installed(bare, devices=yaml.safe_dump(gpus)) as installation:
+        pods = [gpu_pod(f"burst-{n:02}", SIZES[n % 2], schedulerName="gpuslice") for n in range(60)]
+        bare.apply(pods)
+        truth.check(bare, pods=60)
+        clear(bare)
+        bare.apply(
+            [deployment(f"size-{size}", 20, gpu_pod("", size, schedulerName="gpuslice")) for size in SIZES]
+        )
+        bare.wait(
+            lambda: any(pod["status"]["phase"] == "Running" for pod in bare.objects("pods")), 60, "one to run"
+        )
+        selector = "--selector=app.kubernetes.io/component=agent"
+        bare.kubectl("delete", "pods", f"--namespace={installation.namespace}", selector, "--wait=false")
+        truth.check(bare, pods=40)
+        clear(bare)
+
+
+@pytest.mark.parametrize("mode", ["own", "bundled"])
+def test_plain_manifests(bare: RealCluster, mode: str) -> None:
+    gpus = Installation(bare, values={"scheduler": {"mode": mode}})
+    manifests = prepared(bare, gpus)
+    bare.apply(manifests)
+    try:
+        gpus.wait_until_ready()
+        bare.apply([gpus.pod("one", 5, **on("node-1")), gpus.pod("two", 5, **on("node-2"))])
+        gpus.wait_for_pods(2)
+        assert_sides_agree(bare)
+        gpus.clear()
+    finally:
+        removed(bare, gpus, manifests)
+    assert_nothing_left(bare)
+
+
+def test_plain_manifests_beside_the_clusters_own_scheduler(bare: RealCluster, tmp_path: Path) -> None:
+    gpus = Installation(bare, values={"scheduler": {"mode": "extender"}})
+    manifests = prepared(bare, gpus)
+    bare.apply(manifests)
+    try:
+        gpus.wait_until_ready()
+        save_client_files(bare, f"{gpus.full}-tls", gpus.namespace, tmp_path)
+        service = bare.get("services", f"{gpus.full}-extender", gpus.namespace)
+        url = f"https://{service['spec']['clusterIP']}"
+        extender = options(url, f"{gpus.full}-extender.{gpus.namespace}.svc", tmp_path)
+        with configured(bare, extender, scheduler_kubeconfig(bare)):
+            bare.apply([gpus.pod("one", 20), gpus.pod("two", 20)])
+            gpus.wait_for_pods(2)
+            bare.apply(gpus.pod("three", 20))
+            bare.wait(lambda: gpus.events("three", "FailedScheduling"), 60, "an event that says why it waits")
+            assert_sides_agree(bare)
+            gpus.clear()
+    finally:
+        removed(bare, gpus, manifests)
+    assert_nothing_left(bare)
+
+
+def test_own_certificates_and_a_node_port(bare: RealCluster, tmp_path: Path) -> None:
+    """tls.mode `provided`: server and client certificates of an authority that we know nothing of."""
+    authority = bare.plane.authority
+    servers = [f"{RELEASE}-{what}.{NAMESPACE}.svc" for what in ("extender", "webhook")]
+    address = bare.nodes[0].address
+    server, server_key = authority.issue("provided", "gpuslice", names=[*servers, address])
+    client, client_key = authority.issue("kube-scheduler-client", "kube-scheduler")
+    bare.kubectl("create", "namespace", NAMESPACE)
+    secret = ("create", "secret", f"--namespace={NAMESPACE}")
+    bare.kubectl(*secret, "tls", "mine", f"--cert={server}", f"--key={server_key}")
+    bare.kubectl(*secret, "generic", "clients", f"--from-file=ca.crt={authority.certificate}")
+    for name, source in (
+        ("ca.crt", authority.certificate),
+        ("client.crt", client),
+        ("client.key", client_key),
+    ):
+        (tmp_path / name).write_bytes(source.read_bytes())
+    values = {
+        "tls": {
+            "mode": "provided",
+            "provided": {"secretName": "mine", "caBundle": authority.certificate.read_text()},
+        },
+        "scheduler": {
+            "mode": "extender",
+            "service": {"type": "NodePort", "nodePort": NODE_PORT, "clientCASecret": "clients"},
+        },
+    }
+    with installed(bare, values=values) as gpus:
+        extender = options(f"https://{address}:{NODE_PORT}", address, tmp_path)
+        with configured(bare, extender, scheduler_kubeconfig(bare)):
+            pod = gpus.pod("one", 20)
+            pod["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+            bare.apply(pod)
+            (running,) = gpus.wait_for_pods(1)
+            assert not running["spec"]["containers"][0].get("env"), "the webhook was asked"
+            assert_sides_agree(bare)
+            gpus.clear()
+    assert_nothing_left(bare)
+
+
+def prepared(cluster: RealCluster, gpus: Installation) -> str:
+    """The manifests of a mode with the image under test; nodes and images are ready for them."""
+    text = manifest_path(gpus.mode).read_text()
+    image = f"{REPOSITORY}:{version(text)}"
+    assert image in text
+    load_gpuslice(cluster)
+    if gpus.mode == "bundled":
+        load_kube_scheduler(cluster)
+    cluster.log_namespaces.add(NAMESPACE)
+    gpus.label("node-1", "node-2")
+    return text.replace(image, f"{REPOSITORY}:{TAG}")
+
+
+def removed(cluster: RealCluster, gpus: Installation, manifests: str) -> None:
+    """As docs/install.md says."""
+    cluster.kubectl("delete", "--filename=-", "--timeout=90s", stdin=manifests)
+    gpuslice(cluster, "uninstall", f"--lease={NAMESPACE}/{RELEASE}-scheduler")
+    gpus.unlabel("node-1", "node-2")
+
+
+def version(manifests: str) -> str:
+    deployments = [one for one in yaml.safe_load_all(manifests) if one and one["kind"] == "Deployment"]
+    containers = deployments[0]["spec"]["template"]["spec"]["containers"]
+    image: str = next(c["image"] for c in containers if c["image"].startswith(f"{REPOSITORY}:"))
+    return image.partition(":")[2]
