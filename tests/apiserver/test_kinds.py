@@ -10,8 +10,8 @@ from apikit import PODS, Api, StillClock, deployment, pod
 
 from gpuslice.local.apiserver import cells, printers, workloadcells
 from gpuslice.local.apiserver.kinds import BUILT_IN
-from gpuslice.local.apiserver.quantity import canonical_quantity
 from gpuslice.local.apiserver.schema import of_kind
+from gpuslice.units import canonical_quantity
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"

@@ -16,8 +16,8 @@ from typing import Any
 
 from gpuslice.errors import InputError
 from gpuslice.local.apiserver.kinds import Kind
-from gpuslice.local.apiserver.quantity import canonical_quantity
 from gpuslice.local.apiserver.status import Json, bad_request
+from gpuslice.units import canonical_quantity
 
 META = "apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
