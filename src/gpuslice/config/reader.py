@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -12,6 +14,7 @@ import yaml
 from gpuslice.errors import InputError
 
 S = TypeVar("S", bound="Section")
+T = TypeVar("T")
 
 API_VERSION: Final = "gpuslice.io/v1alpha1"
 
@@ -21,11 +24,15 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset, without repeated keys: the last one would win silently."""
+    """YAML's safe subset, without repeated keys (the last one would win silently) and without numbers to the
+    base of 60, which Kubernetes does not read either: `devices: [1:1]` is a MIG device, not GPU 61.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
             name = key.value
             if name in seen:
                 raise yaml.constructor.ConstructorError(
@@ -35,8 +42,23 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+_INT: Final = "tag:yaml.org,2002:int"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _INT]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    _INT, re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$"), list("-+0123456789")
+)
+
+
 def read_document(path: Path, kind: str, model: type[S]) -> S:
     """Read one YAML document of that kind. Raises InputError naming the file and the place in it."""
+    return read_file(path, lambda text: parse(text, kind, model))
+
+
+def read_file(path: Path, parse: Callable[[str], T]) -> T:
+    """What `parse` makes of a file's text. Raises InputError naming the file and the place in it."""
     try:
         text = path.read_text()
     except FileNotFoundError as error:
@@ -45,17 +67,35 @@ def read_document(path: Path, kind: str, model: type[S]) -> S:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"cannot be read: {why}", field=str(path)) from error
     try:
-        return parse(text, kind, model)
+        return parse(text)
     except InputError as error:
         raise InputError(str(error), field=str(path)) from error
 
 
-def parse(text: str, kind: str, model: type[S]) -> S:
-    """Read a document's text. Raises InputError naming the place."""
+def load_yaml(text: str) -> Any:
+    """The value of one YAML (or JSON) document. Raises InputError naming line and column."""
+    return _load(text, yaml.load)
+
+
+def load_yamls(text: str) -> list[Any]:
+    """The values of all documents of a file. Raises InputError naming line and column."""
+    return _load(text, lambda stream, Loader: list(yaml.load_all(stream, Loader=Loader)))  # noqa: N803
+
+
+def _load(text: str, load: Callable[..., T]) -> T:
     try:
-        document = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        return load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise InputError(_explain_yaml(error)) from error
+    except RecursionError as error:
+        raise InputError("nested too deeply") from error
+    except ValueError as error:  # a date that is none, such as 2026-13-45
+        raise InputError(f"not YAML: {error}; put text that looks like a date in quotes") from error
+
+
+def parse(text: str, kind: str, model: type[S]) -> S:
+    """Read a document's text. Raises InputError naming the place."""
+    document = load_yaml(text)
     if not isinstance(document, dict):
         raise InputError(f"expected a mapping with apiVersion, kind: {kind} and spec")
     document = dict(document)
@@ -64,10 +104,43 @@ def parse(text: str, kind: str, model: type[S]) -> S:
         if found != wanted:
             said = f"{found!r} is not known here" if found is not None else "missing"
             raise InputError(f"{said}; write {wanted}", field=key)
+    return convert(document, model)
+
+
+def convert(document: object, model: type[S]) -> S:
+    """The struct that a document's value stands for. Raises InputError naming the place."""
     try:
         return msgspec.convert(document, model)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
+        raise _explain(str(error), model) from error
+
+
+def _places(model: type[Section], at: str = "") -> Iterator[tuple[str, str]]:
+    """Every key that a model knows and where it belongs, such as ("cpu", "spec.nodes[]")."""
+    for field in msgspec.structs.fields(model):
+        yield field.encode_name, at
+        place = f"{at}.{field.encode_name}" if at else field.encode_name
+        for nested, many in _nested(field.type):
+            yield from _places(nested, f"{place}[]" if many else place)
+
+
+def _nested(annotation: Any, many: bool = False) -> Iterator[tuple[type[Section], bool]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation, many
+    for argument in get_args(annotation):
+        yield from _nested(argument, many or get_origin(annotation) is tuple)
+
+
+def _unknown(key: str, model: type[Section]) -> str:
+    """What is wrong with a key that is not known where it stands."""
+    places: dict[str, list[str]] = {}
+    for known, place in _places(model):
+        places.setdefault(known, []).append(place)
+    if key in places:
+        there = " or ".join(f"under {place}" if place else "at the top" for place in places[key])
+        return f"unknown key {key!r}: it belongs {there}"
+    meant = difflib.get_close_matches(key, places, n=1, cutoff=0.75)
+    return f"unknown key {key!r}; " + (f"write {meant[0]}?" if meant else "remove it or mend its spelling")
 
 
 def _explain_yaml(error: yaml.YAMLError) -> str:
@@ -88,13 +161,13 @@ _TYPES: Final = {
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
 
 
-def _explain(message: str) -> InputError:
+def _explain(message: str, model: type[Section]) -> InputError:
     """msgspec's sentence in the words of the file."""
     match = _PLACE.fullmatch(message)
     assert match is not None  # the pattern matches any text
     what, path = match["what"], match["path"] or ""
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
-        what = f"unknown key {unknown[1]!r}; remove it or mend its spelling"
+        what = _unknown(unknown[1], model)
     elif missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         what = f"key {missing[1]!r} is missing"
     elif types := re.fullmatch(r"Expected `(.*)`, got `(.*)`", what):
