@@ -15,6 +15,8 @@ GPU_COUNT: Final = "aliyun.com/gpu-count"
 """How many physical GPUs a node has: informative, as in gpushare."""
 WHOLE_GPU: Final = "nvidia.com/gpu"
 """Whole GPUs, as NVIDIA's device plugin names them."""
+MIG_PREFIX: Final = "nvidia.com/mig-"
+"""MIG devices of the `mixed` strategy: followed by the profile, with `+` written as `.`."""
 
 # --- gpushare's pod annotations (and, with the same names, environment variables) ---------------
 MEM_IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
