@@ -56,8 +56,20 @@ LABEL_GPUSHARE: Final = "gpushare"
 """Node label of gpushare's DaemonSet selector: "true" joins the pool."""
 LABEL_LEADER: Final = "gpuslice.io/leader"
 """Label of our own pods: "true" on the replica that acts, for a Service to select it by."""
+LABEL_GPU_MEMORY: Final = "gpuslice.io/gpu.memory"
+"""Node label: what one nvidia.com/gpu holds, rounded as vGPU types are: "4GB" (`devices.labels`)."""
+LABEL_GPU_MEMORY_MIB: Final = "gpuslice.io/gpu.memory-mib"
+"""The same in MiB, a bare number for `Gt` and `Lt`."""
 LABEL_DISABLE_ISOLATION: Final = "cgpu.disable.isolation"
 """Node label; "true" makes the agent add CGPU_DISABLE=true to containers."""
+
+# --- what nodes and pods were told before device plugins (Kubernetes 1.6 to 1.9) -------------------
+HISTORICAL_GPU: Final = "alpha.kubernetes.io/nvidia-gpu"
+"""Whole GPUs, when kubelet itself counted them. No node has had them since Kubernetes 1.11."""
+HISTORICAL_GPU_NAME: Final = "alpha.kubernetes.io/nvidia-gpu-name"
+"""Node label: the GPU's model, as the documentation had administrators set it."""
+HISTORICAL_AFFINITY: Final = "scheduler.alpha.kubernetes.io/affinity"
+"""Pod annotation: JSON of what is `spec.affinity` since Kubernetes 1.6."""
 
 # --- environment of a container -----------------------------------------------------------------
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"

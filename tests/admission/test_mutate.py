@@ -98,3 +98,67 @@ def test_an_unreadable_pod_is_denied_with_a_sentence() -> None:
 def test_what_is_no_review_is_refused(body: bytes) -> None:
     with pytest.raises(InputError, match="AdmissionReview"):
         review(body)
+
+
+def historical(**more: object) -> dict[str, object]:
+    """The pod of Kubernetes' documentation of 2017, with an environment that would show it every GPU."""
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {
+                        "matchExpressions": [
+                            {
+                                "key": "alpha.kubernetes.io/nvidia-gpu-name",
+                                "operator": "In",
+                                "values": ["Tesla K80", "Tesla P100"],
+                            }
+                        ]
+                    }
+                ]
+            }
+        }
+    }
+    one = container("gpu", "NVIDIA_VISIBLE_DEVICES")
+    one["resources"] = {"limits": {"alpha.kubernetes.io/nvidia-gpu": 2}}
+    return {
+        "metadata": {"annotations": {"scheduler.alpha.kubernetes.io/affinity": json.dumps(affinity)}},
+        "spec": {"containers": [one], **more},
+    }
+
+
+def test_a_pod_in_the_words_of_2017_is_translated_and_told_what_to_write_today() -> None:
+    response = ask(historical())
+    steps = json.loads(base64.b64decode(str(response["patch"])))
+    assert [(step["op"], step["path"]) for step in steps] == [
+        ("add", "/spec/containers/0/resources"),
+        ("remove", "/metadata/annotations/scheduler.alpha.kubernetes.io~1affinity"),
+        ("add", "/spec/affinity"),
+        ("remove", "/spec/containers/0/env/0"),
+    ]
+    assert steps[0]["value"] == {"limits": {"nvidia.com/gpu": 2}}
+    assert "Tesla-K80" in json.dumps(steps[2]["value"])
+    warnings = response["warnings"]
+    assert isinstance(warnings, list)
+    assert len(warnings) == 4
+    assert "write nvidia.com/gpu: 2" in warnings[0]
+
+
+def test_what_cannot_be_translated_is_let_through_with_a_warning() -> None:
+    response = ask(historical(affinity={"nodeAffinity": {}}))
+    assert response["allowed"] is True
+    assert "/spec/affinity" not in patch_of(response)
+    assert any("and the pod has spec.affinity; remove it" in str(one) for one in response["warnings"])  # type: ignore[attr-defined]
+
+
+def test_a_debug_container_does_not_change_what_a_pod_is() -> None:
+    body = {
+        "request": {
+            "uid": "u",
+            "kind": {"kind": "Pod"},
+            "subResource": "ephemeralcontainers",
+            "object": historical(),
+        }
+    }
+    response = json.loads(review(json.dumps(body).encode()))["response"]
+    assert response == {"uid": "u", "allowed": True}

@@ -1,21 +1,23 @@
-"""Take environment variables out of a pod that would override what the device plugin sets.
+"""What is changed in a pod before it is stored: overrides are taken out, old spellings are translated.
 
 kubelet appends a pod's own environment after the plugin's, so `NVIDIA_VISIBLE_DEVICES: all` beside
 `aliyun.com/gpu-mem: 5` would show the container every GPU of the node. `envFrom` cannot be seen here: what
-a ConfigMap holds may change after admission. A pod that asks for no GPU is left alone.
+a ConfigMap holds may change after admission. A pod that asks for no GPU is left alone. What pods of
+Kubernetes 1.4 to 1.9 say is put into today's words (`requests.historical`), with a warning.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gpuslice import names
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import PodSpec, Wire
+from gpuslice.requests.historical import Translation, translate
 from gpuslice.requests.pod import read_request
 
 PROTECTED: Final = frozenset(
@@ -82,6 +84,8 @@ _pod = msgspec.json.Decoder(_Pod)
 _spec = msgspec.json.Decoder(_Spec)
 _resources = msgspec.json.Decoder(PodSpec)
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+_HISTORICAL: Final = b"alpha.kubernetes.io/"
+"""Stands in every pod that there is something to translate in."""
 
 
 def review(body: bytes) -> bytes:
@@ -102,10 +106,11 @@ def review(body: bytes) -> bytes:
         request = _request.decode(raw)
         if request.kind.kind == "Pod":
             fields = ("ephemeralContainers",) if request.sub_resource == "ephemeralcontainers" else FIELDS
-            patch, warnings = strip_overrides(bytes(request.object), fields)
+            patch, warnings = change_pod(bytes(request.object), fields)
             if patch:
                 answer["patchType"] = "JSONPatch"
                 answer["patch"] = base64.b64encode(msgspec.json.encode(patch)).decode()
+            if warnings:
                 answer["warnings"] = warnings
     except _UNREADABLE as error:
         answer["allowed"] = False
@@ -115,7 +120,34 @@ def review(body: bytes) -> bytes:
     )
 
 
-def strip_overrides(pod: bytes, fields: Collection[str] = FIELDS) -> tuple[list[dict[str, str]], list[str]]:
+def change_pod(pod: bytes, fields: Collection[str] = FIELDS) -> tuple[list[dict[str, object]], list[str]]:
+    """The JSON patch for a pod, and a warning for each change; `fields` as for `strip_overrides`.
+
+    Raises msgspec.DecodeError if the bytes are no pod.
+    """
+    patch: list[dict[str, object]] = []
+    warnings: list[str] = []
+    if _HISTORICAL in pod and "containers" in fields:
+        translation = translate(msgspec.json.decode(pod, type=dict[str, Any]))
+        patch = _steps(translation)
+        warnings = [str(note) for note in (*translation.warnings, *translation.problems)]
+        pod = msgspec.json.encode(translation.pod)
+    stripped, told = strip_overrides(pod, fields)
+    return [*patch, *stripped], [*warnings, *told]
+
+
+def _steps(translation: Translation) -> list[dict[str, object]]:
+    return [
+        {"op": "remove", "path": change.pointer}
+        if change.value is None
+        else {"op": "add", "path": change.pointer, "value": change.value}
+        for change in translation.changes
+    ]
+
+
+def strip_overrides(
+    pod: bytes, fields: Collection[str] = FIELDS
+) -> tuple[list[dict[str, object]], list[str]]:
     """The JSON patch that takes the protected variables out of a pod, and a warning for each.
 
     `fields`: which lists of containers may be changed. Raises msgspec.DecodeError if the bytes are no pod.
@@ -127,7 +159,7 @@ def strip_overrides(pod: bytes, fields: Collection[str] = FIELDS) -> tuple[list[
         asks = True
     if not asks:
         return [], []
-    patch: list[dict[str, str]] = []
+    patch: list[dict[str, object]] = []
     warnings: list[str] = []
     spec = _spec.decode(decoded.spec)
     lists = (spec.containers, spec.init_containers, spec.ephemeral_containers)

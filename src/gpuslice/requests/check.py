@@ -1,0 +1,92 @@
+"""What the API server says about a container's extended resources, before it is asked.
+
+The rules, field paths and words are those of `pkg/apis/core/validation` (validateResourceRequirements), so
+that who knows one message knows the other: whole numbers, requests equal to limits, none without a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gpuslice.errors import InputError
+from gpuslice.requests.pod import Amounts, PodSpecLike, ResourcesLike
+from gpuslice.units import canonical_quantity, parse_quantity
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One wrong field: its path as the API server prints it, and what it says about it."""
+
+    field: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.detail}"
+
+
+def check_pod(spec: PodSpecLike, path: str = "spec") -> list[Problem]:
+    """All that is wrong with the extended resources of a pod spec that is found at `path`."""
+    found: list[Problem] = []
+    for field, containers in (
+        ("initContainers", spec.init_containers or ()),
+        ("containers", spec.containers),
+    ):
+        for position, container in enumerate(containers):
+            found += check_resources(container.resources, f"{path}.{field}[{position}].resources")
+    return found
+
+
+def check_resources(resources: ResourcesLike, path: str) -> list[Problem]:
+    """The same of one container's resources."""
+    return list(_problems(resources, path))
+
+
+def extended(name: str) -> bool:
+    """Is that a resource which devices and operators bring, not one of Kubernetes' own?"""
+    return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
+
+
+def _problems(resources: ResourcesLike, path: str) -> Iterator[Problem]:
+    limits = _numbers(resources.limits)
+    for name, number in limits.items():
+        yield from _value(f"{path}.limits[{name}]", (resources.limits or {})[name], number)
+    for name, number in _numbers(resources.requests).items():
+        amount = (resources.requests or {})[name]
+        yield from _value(f"{path}.requests[{name}]", amount, number)
+        if name not in limits:
+            yield Problem(
+                f"{path}.limits", "Required value: Limit must be set for non overcommitable resources"
+            )
+            continue
+        limit = limits[name]
+        if number is not None and limit is not None and number != limit:
+            most = canonical_quantity((resources.limits or {})[name])
+            yield _invalid(f"{path}.requests", amount, f"must be equal to {name} limit of {most}")
+
+
+def _numbers(amounts: Amounts) -> dict[str, Fraction | None]:
+    """The extended resources; None for what is no quantity."""
+    found: dict[str, Fraction | None] = {}
+    for name, amount in (amounts or {}).items():
+        if extended(name):
+            try:
+                found[name] = parse_quantity(str(amount), field="")
+            except InputError:
+                found[name] = None
+    return found
+
+
+def _value(where: str, amount: object, number: Fraction | None) -> Iterator[Problem]:
+    if number is None:
+        yield Problem(where, f'Invalid value: "{amount}": is not a quantity; write a whole number such as 1')
+        return
+    if number < 0:
+        yield _invalid(where, amount, "must be greater than or equal to 0")
+    if number.denominator != 1:
+        yield _invalid(where, amount, "must be an integer")
+
+
+def _invalid(where: str, amount: object, why: str) -> Problem:
+    return Problem(where, f'Invalid value: "{canonical_quantity(amount)}": {why}')
