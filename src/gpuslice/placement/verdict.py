@@ -28,6 +28,10 @@ class Code(StrEnum):
     ALREADY_BOUND = "already_bound"
     WRONG_POD = "wrong_pod"
     API_FAILED = "api_failed"
+    MIG_UNKNOWN_PROFILE = "mig_profile_unknown"
+    MIG_IMPOSSIBLE = "mig_layout_impossible"
+    MIG_IN_USE = "mig_instances_in_use"
+    MIG_NO_ROOM = "no_room_for_mig_instance"
 
 
 @dataclass(frozen=True, slots=True)

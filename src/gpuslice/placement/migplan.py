@@ -1,0 +1,253 @@
+"""Planning the MIG instances of one GPU, exactly.
+
+From what is cut now, in use or idle, to what is wanted: with the fewest instances destroyed, never one that
+is in use, then with the fewest created, then so that the most placements remain possible, then at the lowest
+places. Every place is said; the driver is not left to choose.
+
+The search goes through what may be kept of the idle instances, fewest destroyed first, and asks `MigSpace`
+where the rest can lie. A GPU has few instances, so this is exhaustive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby, product
+
+from gpuslice.devices.mig import GiProfile
+from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout, say_counts
+from gpuslice.devices.migprofile import MigProfile, parts_of
+from gpuslice.devices.migspace import Filling, space_of
+from gpuslice.errors import InputError
+from gpuslice.placement.migsteps import Action, MigPlan, Step
+from gpuslice.placement.verdict import Code, Verdict
+
+Wanted = Mapping[MigProfile, int]
+"""How many MIG devices of each profile."""
+
+
+def plan_exactly(now: MigLayout, wanted: Wanted) -> MigPlan | Verdict:
+    """To exactly these MIG devices, as a configuration of mig-parted says.
+
+    A verdict if no GPU like this can have them, or not with the instances that are in use where they are.
+    Raises InputError for a negative count.
+    """
+    asked = _asked(wanted)
+    used = now.devices - now.idle_devices
+    if (verdict := _impossible(now, asked)) is not None:
+        return verdict
+    if surplus := used - asked:
+        text = f"{say_counts(sorted(surplus.items()))} in use would have to go"
+        return Verdict(Code.MIG_IN_USE, text, {"in_use": used.total(), "surplus": surplus.total()})
+    return _search(now, asked, exactly=True)
+
+
+def plan_besides(now: MigLayout, wanted: Wanted) -> MigPlan | Verdict:
+    """To these MIG devices, idle, besides all that is in use and as much as possible of what is idle.
+
+    Idle devices that are there already count. A verdict if there is no room. Raises InputError for a negative
+    count.
+    """
+    asked = _asked(wanted)
+    if (verdict := _impossible(now, asked)) is not None:
+        return verdict
+    return _search(now, asked, exactly=False)
+
+
+def _asked(wanted: Wanted) -> Counter[MigProfile]:
+    for profile, count in wanted.items():
+        if count < 0:
+            raise InputError(f"{count} instances of {profile} are wanted; write 0 or more")
+    return +Counter(dict(wanted))
+
+
+def _impossible(now: MigLayout, asked: Counter[MigProfile]) -> Verdict | None:
+    geometry = now.geometry
+    unknown = sum(1 for profile in asked if geometry.find(profile) is None)
+    why = space_of(geometry).why_impossible(asked)
+    if why is None:
+        return None
+    code = Code.MIG_UNKNOWN_PROFILE if unknown else Code.MIG_IMPOSSIBLE
+    return Verdict(code, why, {"wanted": asked.total(), "unknown_profiles": unknown})
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What may become of one instance: gone (None), or kept with these compute instances."""
+
+    gi: GpuInstance
+    compute: tuple[ComputeInstance, ...] | None
+
+    @property
+    def destroyed(self) -> int:
+        if self.compute is None:
+            return 1 + len(self.gi.compute)
+        return len(self.gi.compute) - len(self.compute)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """Where missing compute instances of one GPU instance profile go.
+
+    `into[i]` are the sizes that go into the i-th kept instance, `new` those of each instance to be created.
+    """
+
+    into: tuple[tuple[int, ...], ...]
+    new: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    kept: tuple[_Kept, ...]
+    packings: tuple[tuple[GiProfile, _Packing], ...]
+    filling: Filling
+
+    @property
+    def key(self) -> tuple[int, int, list[int]]:
+        """Smaller is better among outcomes that destroy equally many."""
+        return len(self.filling.starts), -self.filling.future, [start for _, start in self.filling.starts]
+
+
+def _search(now: MigLayout, asked: Counter[MigProfile], *, exactly: bool) -> MigPlan | Verdict:
+    touched = {profile for device in asked if (profile := now.geometry.find(device)) is not None}
+    options = [list(_fates(gi, may_change=exactly or gi.profile in touched)) for gi in now.instances]
+    fates = sorted(product(*options), key=_destroyed)
+    for _, equal in groupby(fates, key=_destroyed):
+        outcomes = [found for kept in equal if (found := _complete(now, kept, asked, exactly)) is not None]
+        if outcomes:
+            return _steps(now, min(outcomes, key=lambda outcome: outcome.key))
+    used = MigLayout(now.geometry, tuple(gi for gi in now.instances if gi.in_use))
+    text = f"{say_counts(sorted(asked.items()))} cannot be had besides the instances in use: {used}"
+    numbers = {"wanted": asked.total(), "memory_slices_in_use": used.occupied.bit_count()}
+    return Verdict(Code.MIG_NO_ROOM, text, numbers)
+
+
+def _destroyed(fates: Sequence[_Kept]) -> int:
+    return sum(kept.destroyed for kept in fates)
+
+
+def _fates(gi: GpuInstance, *, may_change: bool) -> Iterator[_Kept]:
+    """What may become of an instance, without ways that differ only in which of two equal parts goes."""
+    used = tuple(ci for ci in gi.compute if ci.in_use)
+    idle = [ci for ci in gi.compute if not ci.in_use]
+    yield _Kept(gi, gi.compute)
+    if not used:
+        yield _Kept(gi, None)
+    if may_change and idle and len(parts_of(gi.profile.slices)) > 1:
+        by_size = [list(same) for _, same in groupby(sorted(idle), key=lambda ci: ci.slices)]
+        for counts in product(*(range(len(same) + 1) for same in by_size)):
+            left = [ci for same, count in zip(by_size, counts, strict=True) for ci in same[:count]]
+            if len(left) < len(idle):
+                yield _Kept(gi, (*used, *left))
+
+
+def _complete(
+    now: MigLayout, fates: tuple[_Kept, ...], asked: Counter[MigProfile], exactly: bool
+) -> _Outcome | None:
+    """The best way to add what is missing once so much is kept, or None."""
+    kept = [fate for fate in fates if fate.compute is not None]
+    have: Counter[MigProfile] = Counter()
+    for fate in kept:
+        have.update(fate.gi.device(ci) for ci in fate.compute or () if exactly or not ci.in_use)
+    if exactly and have - asked:
+        return None
+    missing = asked - have
+    space = space_of(now.geometry)
+    sizes: dict[GiProfile, list[int]] = {}
+    for device, count in missing.items():
+        sizes.setdefault(now.geometry.profile(device), []).extend([device.compute] * count)
+    if exactly:
+        # An instance that holds nothing is no device: it must be filled, or it goes.
+        for fate in kept:
+            if not fate.compute:
+                sizes.setdefault(fate.gi.profile, [])
+    packings = []
+    for profile, parts in sizes.items():
+        mine = [fate for fate in kept if fate.gi.profile == profile]
+        rooms = tuple(profile.slices - sum(ci.slices for ci in fate.compute or ()) for fate in mine)
+        empty = frozenset(i for i, fate in enumerate(mine) if not fate.compute) if exactly else frozenset()
+        packing = _pack(tuple(sorted(parts, reverse=True)), rooms, empty, profile.slices)
+        if packing is None:
+            return None
+        packings.append((profile, packing))
+    occupied = sum(fate.gi.mask for fate in kept)
+    counts = space.counts(Counter(fate.gi.profile for fate in kept))
+    created = Counter({profile: len(packing.new) for profile, packing in packings})
+    filling = space.fill(occupied, counts, space.counts(created))
+    return None if filling is None else _Outcome(fates, tuple(packings), filling)
+
+
+@lru_cache(4096)
+def _pack(
+    sizes: tuple[int, ...], rooms: tuple[int, ...], must_fill: frozenset[int], capacity: int
+) -> _Packing | None:
+    """Compute instances, the largest first, into kept instances with so much room and as few new as possible.
+
+    None if an instance of `must_fill` would stay empty.
+    """
+    best: list[_Packing] = []
+
+    def go(position: int, left: list[int], inside: list[list[int]]) -> None:
+        if best and len(inside) - len(rooms) >= len(best[0].new):
+            return
+        if position == len(sizes):
+            if all(inside[i] for i in must_fill):
+                into = tuple(map(tuple, inside[: len(rooms)]))
+                best[:] = [_Packing(into, tuple(map(tuple, inside[len(rooms) :])))]
+            return
+        size = sizes[position]
+        tried: set[tuple[int, bool]] = set()
+        # The tightest room first; equal rooms are tried once.
+        for i in sorted(range(len(left)), key=lambda i: (left[i], i)):
+            alike = (left[i], i in must_fill and not inside[i])
+            if left[i] < size or alike in tried:
+                continue
+            tried.add(alike)
+            left[i] -= size
+            inside[i].append(size)
+            go(position + 1, left, inside)
+            inside[i].pop()
+            left[i] += size
+        go(position + 1, [*left, capacity - size], [*inside, [size]])
+
+    go(0, list(rooms), [[] for _ in rooms])
+    return best[0] if best else None
+
+
+def _steps(now: MigLayout, outcome: _Outcome) -> MigPlan:
+    geometry = now.geometry
+    steps: list[Step] = []
+    for fate in outcome.kept:
+        gi = fate.gi
+        stay = fate.compute or ()
+        steps += [
+            Step(Action.DESTROY_CI, gi.profile, gi.start, gi.id, ci.slices, ci.id)
+            for ci in gi.compute
+            if ci not in stay
+        ]
+        if fate.compute is None:
+            steps.append(Step(Action.DESTROY_GI, gi.profile, gi.start, gi.id))
+    for profile, packing in outcome.packings:
+        mine = [fate for fate in outcome.kept if fate.compute is not None and fate.gi.profile == profile]
+        for fate, parts in zip(mine, packing.into, strict=True):
+            steps += _create(fate.gi.profile, fate.gi.start, fate.gi.id, parts, fate.compute or ())
+    contents = {profile: iter(sorted(packing.new, reverse=True)) for profile, packing in outcome.packings}
+    for profile, start in outcome.filling.starts:
+        number = geometry.gi_id(profile, start)
+        steps.append(Step(Action.CREATE_GI, profile, start, number))
+        steps += _create(profile, start, number, next(contents[profile]), ())
+    plan = MigPlan(now, now, tuple(steps))
+    return replace(plan, after=plan.states()[-1])
+
+
+def _create(
+    profile: GiProfile, start: int, gi_id: int, parts: Sequence[int], there: Sequence[ComputeInstance]
+) -> Iterator[Step]:
+    """Compute instances, the largest first, with the lowest free ids."""
+    taken = {ci.id for ci in there}
+    for size in parts:
+        number = next(n for n in range(profile.slices) if n not in taken)
+        taken.add(number)
+        yield Step(Action.CREATE_CI, profile, start, gi_id, size, number)

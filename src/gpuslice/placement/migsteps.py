@@ -1,0 +1,121 @@
+"""A plan for the MIG instances of one GPU: single steps, each of which the driver does whole or not at all.
+
+All that goes, goes before anything comes, so that every state on the way is a part of a legal layout and
+legal itself. Every step has an inverse: whoever carries out a plan can go back from wherever it stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from gpuslice.devices.mig import GiProfile
+from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout
+from gpuslice.errors import InputError
+
+
+class Action(StrEnum):
+    """What a step does: NVML has one call for each."""
+
+    DESTROY_CI = "destroy compute instance"
+    DESTROY_GI = "destroy GPU instance"
+    CREATE_GI = "create GPU instance"
+    CREATE_CI = "create compute instance"
+
+
+_OPPOSITE = {
+    Action.DESTROY_CI: Action.CREATE_CI,
+    Action.DESTROY_GI: Action.CREATE_GI,
+    Action.CREATE_GI: Action.DESTROY_GI,
+    Action.CREATE_CI: Action.DESTROY_CI,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call to the driver. The GPU instance is meant by its place: `profile` at `start`.
+
+    `slices` is the size of the compute instance, 0 for steps of GPU instances. `gi_id` and `ci_id` are the
+    ids that it has, or that it will have unless the driver numbers otherwise.
+    """
+
+    action: Action
+    profile: GiProfile
+    start: int
+    gi_id: int
+    slices: int = 0
+    ci_id: int = 0
+
+    @property
+    def inverse(self) -> Step:
+        """The step that undoes this one."""
+        return replace(self, action=_OPPOSITE[self.action])
+
+    @property
+    def destroys(self) -> bool:
+        """True if something that was there is gone afterwards."""
+        return self.action in (Action.DESTROY_CI, Action.DESTROY_GI)
+
+    def apply(self, layout: MigLayout) -> MigLayout:
+        """The layout after this step. Raises InputError if the driver would refuse it."""
+        there = layout.at(self.start)
+        if self.action is Action.CREATE_GI:
+            after = replace(
+                layout, instances=(*layout.instances, GpuInstance(self.profile, self.start, self.gi_id))
+            )
+        elif there is None or there.profile != self.profile:
+            raise InputError(f"{self} is impossible: there is no such GPU instance")
+        elif self.action is Action.DESTROY_GI:
+            if there.compute:
+                raise InputError(f"{self} is impossible: it has compute instances")
+            after = replace(layout, instances=tuple(gi for gi in layout.instances if gi is not there))
+        else:
+            changed = replace(there, compute=self._compute(there))
+            after = replace(
+                layout, instances=tuple(changed if gi is there else gi for gi in layout.instances)
+            )
+        if after.fault is not None and not self.destroys:
+            raise InputError(f"{self} is impossible: {after.fault}")
+        return after
+
+    def _compute(self, there: GpuInstance) -> tuple[ComputeInstance, ...]:
+        if self.action is Action.CREATE_CI:
+            return (*there.compute, ComputeInstance(self.slices, self.ci_id))
+        gone = next((ci for ci in there.compute if ci.id == self.ci_id and ci.slices == self.slices), None)
+        if gone is None:
+            raise InputError(f"{self} is impossible: there is no such compute instance")
+        if gone.in_use:
+            raise InputError(f"{self} is impossible: it is in use")
+        return tuple(ci for ci in there.compute if ci is not gone)
+
+    def __str__(self) -> str:
+        where = f"{self.profile} at {self.profile.window(self.start)}"
+        if self.action in (Action.CREATE_GI, Action.DESTROY_GI):
+            return f"{self.action} {where}"
+        device = replace(self.profile.name, compute=self.slices)
+        return f"{self.action} {device} in {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class MigPlan:
+    """How one GPU comes from `before` to `after`. Without steps it is there already."""
+
+    before: MigLayout
+    after: MigLayout
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def destroyed(self) -> int:
+        """How many GPU and compute instances it destroys. None of them is in use."""
+        return sum(step.destroys for step in self.steps)
+
+    def states(self) -> tuple[MigLayout, ...]:
+        """The layouts on the way: before the first step, and after each."""
+        found = [self.before]
+        for step in self.steps:
+            found.append(step.apply(found[-1]))
+        return tuple(found)
+
+    def rollback(self, done: int) -> tuple[Step, ...]:
+        """The steps that lead back to `before` when the first `done` have been taken."""
+        return tuple(step.inverse for step in reversed(self.steps[:done]))
