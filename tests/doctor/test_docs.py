@@ -13,7 +13,8 @@ CODE = re.compile(r"[a-z]+(-[a-z]+)*")
 def codes() -> set[str]:
     """The code of every finding that the checks make, and of every sentence of the webhook's."""
     found = set()
-    for file in (ROOT / "src/gpuslice/cli/doctor/checks").glob("*.py"):
+    folders = ("checks", "host")
+    for file in (one for name in folders for one in (ROOT / "src/gpuslice/cli/doctor" / name).glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call):
                 continue

@@ -21,23 +21,26 @@ class Area(IntEnum):
 
     API = 0
     VERSIONS = 1
-    RUNTIME = 2
-    RIVALS = 3
-    AGENT = 4
-    SCHEDULER = 5
-    WEBHOOK = 6
-    UNITS = 7
-    MEMORY = 8
-    PODS = 9
-    LEFTOVERS = 10
+    HOST = 2
+    DRIVER = 3
+    TOOLKIT = 4
+    RUNTIME = 5
+    RIVALS = 6
+    AGENT = 7
+    SCHEDULER = 8
+    WEBHOOK = 9
+    UNITS = 10
+    MEMORY = 11
+    PODS = 12
+    LEFTOVERS = 13
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is wrong.
 
-    `object` is `Kind/name` or `Kind/namespace/name`; `sentence` names it and says what is wrong and why;
-    `remedy` is the command that mends it (several lines: several steps).
+    `object` is `Kind/name`, `Kind/namespace/name` or `File/path`; `sentence` names it and says what is
+    wrong and why; `remedy` is the command that mends it (several lines: several steps).
     """
 
     area: Area
