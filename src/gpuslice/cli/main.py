@@ -14,6 +14,7 @@ from gpuslice.cli.install import install
 from gpuslice.cli.scheduler import scheduler
 from gpuslice.cli.uninstall import uninstall
 from gpuslice.cli.up import up
+from gpuslice.cli.validate import validate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,7 +23,7 @@ def main() -> None:
     """Share GPUs in Kubernetes. To try it without a GPU and without a cluster: gpuslice up."""
 
 
-for command in (up, inspect, explain, doctor, install, uninstall, extender, scheduler, agent):
+for command in (up, inspect, explain, doctor, validate, install, uninstall, extender, scheduler, agent):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -112,7 +112,8 @@ def convert(document: object, model: type[S]) -> S:
     try:
         return msgspec.convert(document, model)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), model) from error
+        what, path = explain(str(error), model)
+        raise InputError(what, field=path) from error
 
 
 def _places(model: type[Section], at: str = "") -> Iterator[tuple[str, str]]:
@@ -161,8 +162,8 @@ _TYPES: Final = {
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
 
 
-def _explain(message: str, model: type[Section]) -> InputError:
-    """msgspec's sentence in the words of the file."""
+def explain(message: str, model: type[Section] = Section) -> tuple[str, str]:
+    """msgspec's sentence in the words of the file, and the place in it."""
     match = _PLACE.fullmatch(message)
     assert match is not None  # the pattern matches any text
     what, path = match["what"], match["path"] or ""
@@ -181,4 +182,4 @@ def _explain(message: str, model: type[Section]) -> InputError:
         what = f"{value[1]} is not one of the known values"
     else:
         what = what[:1].lower() + what[1:].replace("`", "")
-    return InputError(what, field=path)
+    return what, path
