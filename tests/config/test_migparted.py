@@ -1,0 +1,317 @@
+"""mig-parted's file: its grammar and words, what it lets through and we do not, export, standard names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuslice.config.migexport import MigState, export, text_of
+from gpuslice.config.migparted import MigPartedFile, MigTarget, MigWish, PciId
+from gpuslice.config.migstandard import BOARDS, boards_of, standard_configs
+from gpuslice.devices.migprofile import MigProfile
+from gpuslice.devices.migspace import space_of
+from gpuslice.devices.migtables import FAMILIES, geometry_of
+from gpuslice.errors import InputError
+
+A100, A30, T4 = PciId(0x20B010DE), PciId(0x20B710DE), PciId(0x1EB810DE)
+CUSTOM = """
+version: v1
+mig-configs:
+  all-disabled: [{devices: all, mig-enabled: false}]
+  all-enabled:  [{devices: all, mig-enabled: true, mig-devices: {}}]
+  all-1g.5gb:   [{devices: all, mig-enabled: true, mig-devices: {"1g.5gb": 7}}]
+  custom:
+  - device-filter: ["0x20B010DE", "0x20B210DE"]
+    devices: [0, 1]
+    mig-enabled: true
+    mig-devices: {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+  - devices: [2]
+    mig-enabled: false
+"""
+
+
+def a100(index: int) -> MigTarget:
+    return MigTarget(index, "NVIDIA A100-SXM4-40GB", A100, geometry_of("A100-40"))
+
+
+def counts(devices: object) -> dict[str, int]:
+    assert isinstance(devices, dict) or hasattr(devices, "items")
+    return {str(profile): count for profile, count in devices.items()}  # type: ignore[union-attr]
+
+
+def one(entry: str) -> str:
+    return "version: v1\nmig-configs: {x: [{" + entry + "}]}"
+
+
+def wishes(entry: str, *gpus: MigTarget) -> dict[int, MigWish]:
+    return MigPartedFile.parse(one(entry)).wishes("x", gpus or (a100(0), a100(1)))
+
+
+def test_the_documented_file_means_what_it_says() -> None:
+    file = MigPartedFile.parse(CUSTOM)
+    assert list(file.configs) == ["all-disabled", "all-enabled", "all-1g.5gb", "custom"]
+    gpus = [a100(index) for index in range(4)]
+    assert {i: w.enabled for i, w in file.wishes("all-disabled", gpus).items()} == dict.fromkeys(
+        range(4), False
+    )
+    enabled = file.wishes("all-enabled", gpus)[0]
+    assert (enabled.enabled, counts(enabled.devices)) == (True, {})
+    assert [counts(w.devices) for w in file.wishes("all-1g.5gb", gpus).values()] == [{"1g.5gb": 7}] * 4
+    custom = file.wishes("custom", gpus)
+    assert sorted(custom) == [0, 1, 2], "GPU 3 is in no entry and stays as it is"
+    assert counts(custom[0].devices) == {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+    assert not custom[2].enabled
+
+
+def test_compute_instances_of_one_profile_share_its_instances() -> None:
+    """mig-parted makes of 1c.4g.20gb x2 and 2c.4g.20gb x1 one 4g instance with three compute instances."""
+    devices = wishes("devices: [0], mig-enabled: true, mig-devices: {1c.4g.20gb: 2, 2c.4g.20gb: 1}")[
+        0
+    ].devices
+    assert counts(devices) == {"1c.4g.20gb": 2, "2c.4g.20gb": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "expected a mapping with version and mig-configs"),
+        ("mig-configs: {}", "unable to parse with missing 'version' field"),
+        ("version: v2", "version: unknown version: v2"),
+        ("version: v1\nconfigs: {}", "unexpected field: configs"),
+        ("version: v1", "at least one entry in 'mig-configs' is required"),
+        ("version: v1\nmig-configs: {x: []}", "mig-configs.x: at least one entry in 'x' is required"),
+        ("version: v1\nmig-configs: {1: []}", "mig-configs: 1 is no name; put it in quotes"),
+        (one("mig-enabled: false"), "mig-configs.x[0]: missing required field: devices"),
+        (one("devices: all"), "mig-configs.x[0]: missing required field: mig-enabled"),
+        (one("devices: all, mig-enabled: false, filter: x"), "mig-configs.x[0]: unexpected field: filter"),
+        (one("devices: some, mig-enabled: false"), "invalid string input for 'devices': some"),
+        (
+            one("devices: [], mig-enabled: false"),
+            "mig-configs.x[0].devices: expected all, or a list of indexes",
+        ),
+        (one("devices: ['0'], mig-enabled: false"), "mig-configs.x[0].devices[0]: '0' is no index of a GPU"),
+        (one("devices: [0, 0], mig-enabled: false"), "mig-configs.x[0].devices[1]: 0 is there twice"),
+        (one("devices: all, mig-enabled: 1"), "mig-configs.x[0].mig-enabled: expected true or false, not 1"),
+        (
+            one("devices: all, mig-enabled: true"),
+            "missing required field 'mig-devices' when 'mig-enabled' is true",
+        ),
+        (
+            one("devices: all, mig-enabled: false, mig-devices: {1g.5gb: 1}"),
+            "MIG devices included when 'mig-enabled' is false",
+        ),
+        (
+            one("devices: all, mig-enabled: true, mig-devices: {foo: 1}"),
+            "error validating values in 'mig-devices' field: invalid format for 'foo': ",
+        ),
+        (
+            one("devices: all, mig-enabled: true, mig-devices: {1g.5gb: -1}"),
+            "error validating values in 'mig-devices' field: invalid count for '-1'",
+        ),
+        (
+            one("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 0}"),
+            "error validating values in 'mig-devices' field: all counts for all MigProfiles are 0",
+        ),
+        (
+            one("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 1, 1c.1g.5gb: 1}"),
+            "error validating values in 'mig-devices' field: 1g.5gb is there twice",
+        ),
+        (
+            one("devices: all, mig-enabled: true, mig-devices: []"),
+            "expected a mapping from profiles to counts",
+        ),
+        (one("devices: all, mig-enabled: false, device-filter: A100"), "device-filter: 'A100' is no PCI id"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_in_mig_parteds_words(text: str, sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        MigPartedFile.parse(text)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_that_is_not_there_lists_those_that_are() -> None:
+    with pytest.raises(
+        InputError, match="selected mig-config not present: nosuch; there are all-disabled, all-en"
+    ):
+        MigPartedFile.parse(CUSTOM).select("nosuch")
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        (
+            "devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}",
+            "GPU 0 (NVIDIA A100-SXM4-40GB) cannot be made so: 8 x 1g.5gb are too many: A100-40 takes at most 7",
+        ),
+        (
+            "devices: all, mig-enabled: true, mig-devices: {4g.20gb: 1, 3g.20gb: 1, 1g.5gb: 1}",
+            "take 8 compute slices; A100-40 has 7",
+        ),
+        (
+            "devices: all, mig-enabled: true, mig-devices: {1g.24gb: 1}",
+            "1g.24gb does not exist on A100-40; it has 1g.5gb",
+        ),
+        (
+            "devices: all, mig-enabled: true, mig-devices: {1g.5gb: 1, 1g.10gb+gfx: 1}",
+            "1g.10gb+gfx does not exist on A100-40",
+        ),
+        ("devices: [7], mig-enabled: false", "mig-configs.x[0].devices: GPU 7 does not exist: the node has 2, numbered 0, 1"),
+        (
+            "device-filter: '0x233010DE', devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}",
+            "no GPU of this node is meant by it, so it would change nothing; the node has 0x20B010DE NVIDIA A100",
+        ),
+        (
+            "devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2, 1g.5gb: 1}",
+            "take 9 memory slices; A100-40 has 8",
+        ),
+    ],
+)  # fmt: skip
+def test_what_mig_parted_lets_through_is_refused_before_anything_is_touched(
+    entry: str, sentence: str
+) -> None:
+    """mig-parted 0.15.0: `assert --valid-config` calls each of these valid; applying them empties GPUs."""
+    with pytest.raises(InputError) as caught:
+        wishes(entry)
+    assert sentence in str(caught.value)
+    assert str(caught.value).startswith("mig-configs.x")
+
+
+def test_gpus_that_cannot_be_partitioned_are_passed_over_by_all_and_refused_by_name() -> None:
+    t4 = MigTarget(1, "Tesla T4", T4, None)
+    assert list(wishes("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", a100(0), t4)) == [0]
+    with pytest.raises(InputError, match=r"GPU 1 \(Tesla T4\) cannot be made so: it does not support MIG"):
+        wishes("devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}", a100(0), t4)
+    with pytest.raises(InputError, match="no GPU of this node is meant by it"):
+        wishes("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", t4)
+
+
+def test_a_gpu_is_described_once() -> None:
+    text = "version: v1\nmig-configs: {x: [{devices: all, mig-enabled: false}, {devices: [1], mig-enabled: false}]}"
+    with pytest.raises(
+        InputError, match=r"mig-configs.x\[1\]: GPU 1 .* is described by an entry before already"
+    ):
+        MigPartedFile.parse(text).wishes("x", [a100(0), a100(1)])
+
+
+@pytest.mark.parametrize(
+    ("board", "matches"),
+    [("0x20B010DE:0x134F10DE", True), ("0x20B010DE:0x000010DE", False), ("0x20b710de", False)],
+)
+def test_a_filter_can_name_the_boards_maker(board: str, matches: bool) -> None:
+    wanted = PciId.parse("0x20B010DE:0x134F10DE")
+    assert PciId.parse(board).matches(wanted) is matches
+    assert PciId.parse("0x20b010de").matches(wanted)
+    assert str(wanted) == "0x20B010DE:0x134F10DE"
+
+
+def test_a_filter_without_quotes_is_what_was_meant() -> None:
+    entry = "device-filter: 0x20B010DE, devices: all, mig-enabled: false"
+    assert list(wishes(entry)) == [0, 1]
+
+
+def mig(index: int, board: PciId, devices: dict[str, int], *, enabled: bool = True) -> MigState:
+    return MigState(
+        index, board, MigWish(enabled, {MigProfile.parse(name): n for name, n in devices.items()})
+    )
+
+
+def test_equal_gpus_are_exported_as_all() -> None:
+    gpus = [mig(index, A100, {"3g.20gb": 1, "1g.5gb": 4}) for index in range(8)]
+    assert export(gpus) == (
+        "version: v1\n"
+        "mig-configs:\n"
+        "  current:\n"
+        "  - devices: all\n"
+        "    mig-enabled: true\n"
+        "    mig-devices:\n"
+        "      1g.5gb: 4\n"
+        "      3g.20gb: 1\n"
+    )
+
+
+def test_different_gpus_are_exported_by_index() -> None:
+    gpus = [mig(0, A100, {"1g.5gb": 7}), mig(1, A100, {}, enabled=False), mig(2, A100, {"1g.5gb": 7})]
+    assert export(gpus, label="mine") == (
+        "version: v1\n"
+        "mig-configs:\n"
+        "  mine:\n"
+        "  - devices: [0, 2]\n"
+        "    mig-enabled: true\n"
+        "    mig-devices:\n"
+        "      1g.5gb: 7\n"
+        "  - devices: [1]\n"
+        "    mig-enabled: false\n"
+        "    mig-devices: {}\n"
+    )
+
+
+def test_several_kinds_of_gpus_are_exported_with_their_filter() -> None:
+    gpus = [mig(0, A100, {"1g.5gb": 7}), mig(1, A30, {"1g.6gb": 4}), mig(2, A100, {"1g.5gb": 7})]
+    document = json.loads(export(gpus, form="json"))
+    assert document["mig-configs"]["current"] == [
+        {"device-filter": "0x20B010DE", "devices": "all", "mig-enabled": True, "mig-devices": {"1g.5gb": 7}},
+        {"device-filter": "0x20B710DE", "devices": "all", "mig-enabled": True, "mig-devices": {"1g.6gb": 4}},
+    ]
+
+
+def test_what_is_exported_can_be_read_again() -> None:
+    gpus = [mig(0, A100, {"1g.5gb": 7}), mig(1, A30, {"1g.6gb": 4}), mig(2, A100, {"3g.20gb": 2})]
+    targets = [
+        a100(0),
+        MigTarget(1, "NVIDIA A30", A30, geometry_of("A30")),
+        a100(2),
+    ]
+    for form in ("yaml", "json"):
+        again = MigPartedFile.parse(export(gpus, form=form)).wishes("current", targets)
+        assert {index: counts(wish.devices) for index, wish in again.items()} == {
+            0: {"1g.5gb": 7},
+            1: {"1g.6gb": 4},
+            2: {"3g.20gb": 2},
+        }
+
+
+def test_the_standard_names_of_an_a100() -> None:
+    file = standard_configs([(boards_of("A100-40"), geometry_of("A100-40"))])
+    assert {
+        name: [(e.enabled, counts(e.devices)) for e in entries] for name, entries in file.configs.items()
+    } == {
+        "all-disabled": [(False, {})],
+        "all-enabled": [(True, {})],
+        "all-1g.5gb": [(True, {"1g.5gb": 7})],
+        "all-1g.5gb.me": [(True, {"1g.5gb+me": 1})],
+        "all-1g.10gb": [(True, {"1g.10gb": 4})],
+        "all-2g.10gb": [(True, {"2g.10gb": 3})],
+        "all-3g.20gb": [(True, {"3g.20gb": 2})],
+        "all-4g.20gb": [(True, {"4g.20gb": 1})],
+        "all-7g.40gb": [(True, {"7g.40gb": 1})],
+        "all-balanced": [(True, {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})],
+    }
+    assert all(not entry.boards for entries in file.configs.values() for entry in entries)
+
+
+def test_the_standard_file_of_all_families_is_right_for_each_of_them() -> None:
+    file = standard_configs([(boards_of(family), geometry_of(family)) for family in BOARDS])
+    again = MigPartedFile.parse(text_of(file))
+    assert again.configs.keys() == file.configs.keys()
+    for family in BOARDS:
+        (board, *_) = boards_of(family)
+        gpu = MigTarget(0, family, board, FAMILIES[family])
+        wish = again.wishes("all-balanced", [gpu])[0]
+        assert sum(wish.devices.values()) == (4 if FAMILIES[family].compute_slices == 7 else 3)
+        smallest = next(profile.name for profile in FAMILIES[family].profiles)
+        assert again.wishes(f"all-{smallest.label}", [gpu])[0].devices == {
+            smallest: FAMILIES[family].compute_slices
+        }
+        assert space_of(FAMILIES[family]).why_impossible(dict(wish.devices)) is None
+
+
+def test_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mig.yaml"
+    path.write_text("version: v1")
+    with pytest.raises(
+        InputError, match=r"mig\.yaml: mig-configs: at least one entry in 'mig-configs' is required"
+    ):
+        MigPartedFile.load(path)
