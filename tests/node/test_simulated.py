@@ -10,6 +10,7 @@ from agent_world import GPUS
 
 from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import InputError
+from gpuslice.node.discovery.following import follow
 from gpuslice.node.simulated import SimulatedBackend
 
 
@@ -50,7 +51,7 @@ async def test_a_file_is_followed_and_a_broken_one_changes_nothing(tmp_path: Pat
     path.write_text("1\n")
     backend, clock = SimulatedBackend(GPUS[:1]), Steps()
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-        following = group.create_task(backend.follow(path, load, clock=clock))
+        following = group.create_task(follow(path, load, backend.set_gpus, clock=clock))
         await clock.asleep.wait()
         path.write_text("broken")
         await clock.step()

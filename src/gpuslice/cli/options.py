@@ -27,6 +27,13 @@ policy = click.option(
     show_default=True,
     help="Fill the fullest node and GPU that fits, or the emptiest.",
 )
+devices = click.option(
+    "--devices",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Simulated GPUs: a file (kind: Devices), or a ready-made machine such as 8xA100-40; "
+    "default: the GPUs that NVIDIA's driver has.",
+)
 probes = click.option(
     "--probes",
     metavar="HOST:PORT",

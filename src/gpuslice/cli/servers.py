@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -155,27 +156,35 @@ async def scheduler(
 
 
 async def agent(
-    kubeconfig: Path | None, node: str, devices: Path, kubelet_dir: Path, *, probes: str | None
+    kubeconfig: Path | None,
+    node: str,
+    devices: Path | None,
+    kubelet_dir: Path,
+    *,
+    memory_unit: str | None,
+    probes: str | None,
 ) -> None:
     """Run a node's agent until cancelled."""
-    from gpuslice.config.devices import DevicesFile
+    from gpuslice.cli.discovering import driver_of, keep_up, unit_of
+    from gpuslice.devices.xids import read_policy
     from gpuslice.node.agent import Agent
-    from gpuslice.node.simulated import SimulatedBackend
+    from gpuslice.node.discovery.backend import DiscoveredGpus
 
     setup()
     clock = SystemClock()
-    gpus = DevicesFile.load(devices).inventory(node)
-    backend = SimulatedBackend(gpus.gpus)
+    unit = unit_of(devices, memory_unit)
+    driver = driver_of(devices, node)
+    backend = DiscoveredGpus(driver, read_policy(os.environ), clock)
+    await backend.start()
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
-        group.create_task(
-            backend.follow(devices, lambda path: DevicesFile.load(path).inventory(node).gpus, clock=clock)
-        )
+        group.create_task(keep_up(driver, devices, node, clock=clock))
+        group.create_task(backend.run())
         running = Agent(
             client,
             node,
             backend,
             kubelet_dir=kubelet_dir,
-            unit=gpus.unit,
+            unit=unit,
             clock=clock,
             random=_random.random,
         )

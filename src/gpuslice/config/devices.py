@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from gpuslice.config.gpus import GpuEntry, inventory, read_unit
+import msgspec
+
+from gpuslice.config.gpus import GpuEntry, inventory, paper_gpus, read_unit
 from gpuslice.config.reader import Section, parse, read_document
+from gpuslice.devices.found import FoundGpu, Link, Nearness
 from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.machine import PaperMachine
 from gpuslice.errors import InputError
 
 KIND: Final = "Devices"
+READY_MADE: Final = Path(__file__).parent / "machines"
+"""Descriptions that come with gpuslice, by the name of the file."""
 
 
 class DevicesSpec(Section, frozen=True):
-    """`memory_unit` is what one aliyun.com/gpu-mem means on this node."""
+    """`memory_unit`: what one aliyun.com/gpu-mem means on this node; `nvlinks`: how many two GPUs share."""
 
     gpus: tuple[GpuEntry, ...]
     memory_unit: str = "GiB"
+    driver_version: str = "550.163.01"
+    cuda_version: str = "12.4"
+    nvlinks: Annotated[int, msgspec.Meta(ge=0, le=18)] = 0
 
 
 class DevicesFile(Section, frozen=True):
@@ -27,8 +37,8 @@ class DevicesFile(Section, frozen=True):
 
     @classmethod
     def load(cls, path: Path) -> DevicesFile:
-        """Read a file. Raises InputError naming it."""
-        return read_document(path, KIND, cls)
+        """Read a file, or the ready-made machine of that name ("8xA100-40"). Raises InputError naming it."""
+        return read_document(find_machine(path), KIND, cls)
 
     @classmethod
     def parse(cls, text: str) -> DevicesFile:
@@ -41,3 +51,46 @@ class DevicesFile(Section, frozen=True):
         if not self.spec.gpus:
             raise InputError("no GPUs; write at least one {model: Tesla T4}", field="spec.gpus")
         return inventory(self.spec.gpus, unit, node=node, field="spec.gpus")
+
+    def machine(self, node: str) -> PaperMachine:
+        """The whole machine, for a simulated driver. Raises InputError as `inventory` does."""
+        self.inventory(node)
+        papers = paper_gpus(self.spec.gpus, node=node, field="spec.gpus")
+        gpus = [paper.gpu for paper in papers]
+        return PaperMachine(
+            self.spec.driver_version,
+            self.spec.cuda_version,
+            tuple(replace(p, gpu=replace(p.gpu, links=self._links(p.gpu, gpus))) for p in papers),
+        )
+
+    def _links(self, gpu: FoundGpu, gpus: list[FoundGpu]) -> tuple[Link, ...]:
+        return tuple(
+            Link(
+                other.uuid,
+                Nearness.NUMA_NODE if other.numa_node == gpu.numa_node else Nearness.SYSTEM,
+                self.spec.nvlinks,
+            )
+            for other in gpus
+            if other is not gpu
+        )
+
+
+def machines() -> tuple[str, ...]:
+    """The names of the ready-made machines."""
+    return tuple(sorted(path.stem for path in READY_MADE.glob("*.yaml")))
+
+
+def find_machine(path: Path) -> Path:
+    """The file itself, or that of the ready-made machine which is called so, in any case of letters.
+
+    Raises InputError that lists the names if a bare name is neither.
+    """
+    if path.exists() or path.suffix or len(path.parts) != 1:
+        return path
+    for name in machines():
+        if name.casefold() == path.name.replace(" ", "-").casefold():
+            return READY_MADE / f"{name}.yaml"
+    raise InputError(
+        f"there is no such file, and no ready-made machine of that name; use one of {', '.join(machines())}",
+        field=str(path),
+    )

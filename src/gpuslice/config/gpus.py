@@ -1,4 +1,4 @@
-"""The list of GPUs in a file, and the inventory that it stands for."""
+"""The list of GPUs in a file, and the machine that it stands for."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from typing import Annotated, Final
 import msgspec
 
 from gpuslice.config.reader import Section
-from gpuslice.devices.catalogue import find_model
-from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
+from gpuslice.devices.catalogue import GpuModel, find_model
+from gpuslice.devices.found import FoundGpu
+from gpuslice.devices.inventory import MAX_GPUS, NodeGpus
+from gpuslice.devices.machine import PaperGpu, PaperMig, cut
+from gpuslice.devices.miglayout import MigLayout
+from gpuslice.devices.migtables import geometry_of
 from gpuslice.errors import InputError
 from gpuslice.units import MemoryUnit
 
 _NAMESPACE: Final = uuid.UUID("6d1c6a4e-3b6e-5f0e-9a57-0c3f5a3e7a10")
 _UUID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_FIRST_BUS: Final = 0x10
 
 
 class GpuEntry(Section, frozen=True):
     """One line of `gpus`: either `count` equal GPUs, or one with a UUID of its own.
 
-    `memory_mib` is what containers can hold; without it the model's, which must then be known.
+    `memory_mib` is what containers can hold; without it the model's, which must then be known. `mig`: MIG is
+    on, with these instances ("1g.5gb", or "3g.20gb@4" for one that begins at memory slice 4). `xids`: errors
+    that it reports. `lost`: it has fallen off the bus.
     """
 
     model: str
@@ -32,14 +39,33 @@ class GpuEntry(Section, frozen=True):
         default=None, name="memoryMiB"
     )
     healthy: bool = True
+    numa_node: Annotated[int, msgspec.Meta(ge=0, le=1023)] | None = None
+    mig: tuple[str, ...] | None = None
+    xids: tuple[Annotated[int, msgspec.Meta(ge=0, le=9999)], ...] = ()
+    lost: bool = False
 
 
 def inventory(entries: Sequence[GpuEntry], unit: MemoryUnit, *, node: str, field: str) -> NodeGpus:
-    """The GPUs of one node, indexed in the order of the file. Raises InputError under `field`.
+    """The GPUs of one node, indexed in the order of the file. Raises InputError under `field`."""
+    gpus = tuple(paper.gpu.shared for paper in paper_gpus(entries, node=node, field=field))
+    for gpu in gpus:
+        if unit.units_in(gpu.memory_mib) < 1:
+            raise InputError(
+                f"{gpu.memory_mib} MiB is less than one unit of {unit}; choose a smaller memoryUnit",
+                field=f"{field}[{_entry_of(entries, gpu.index)}]",
+            )
+    try:
+        return NodeGpus(gpus, unit)
+    except InputError as error:
+        raise InputError(str(error), field=field) from error
+
+
+def paper_gpus(entries: Sequence[GpuEntry], *, node: str, field: str) -> tuple[PaperGpu, ...]:
+    """The GPUs with all that the file says about them. Raises InputError under `field`.
 
     A GPU without a UUID gets one that follows from the node's name and its index, the same every time.
     """
-    gpus: list[Gpu] = []
+    gpus: list[PaperGpu] = []
     for position, entry in enumerate(entries):
         where = f"{field}[{position}]"
         if entry.uuid is not None and entry.count > 1:
@@ -51,27 +77,13 @@ def inventory(entries: Sequence[GpuEntry], unit: MemoryUnit, *, node: str, field
             raise InputError(
                 f"{entry.uuid!r} is not a UUID as nvidia-smi -L prints it (GPU-...)", field=f"{where}.uuid"
             )
-        model, memory = _model(entry, where)
-        if unit.units_in(memory) < 1:
-            raise InputError(
-                f"{memory} MiB is less than one unit of {unit}; choose a smaller memoryUnit", field=where
-            )
+        model = _model(entry, where)
+        mig = _mig(entry, model, where)
         for _ in range(entry.count):
             index = len(gpus)
-            gpus.append(
-                Gpu(
-                    index,
-                    entry.uuid or generated_uuid(node, index),
-                    model,
-                    memory,
-                    entry.healthy,
-                    "" if entry.healthy else "marked unhealthy in the file",
-                )
-            )
-    try:
-        return NodeGpus(tuple(gpus), unit)
-    except InputError as error:
-        raise InputError(str(error), field=field) from error
+            gpu = _gpu(entry, model, index, entry.uuid or generated_uuid(node, index))
+            gpus.append(PaperGpu(gpu, mig, entry.xids, entry.lost))
+    return tuple(gpus)
 
 
 def generated_uuid(node: str, index: int) -> str:
@@ -87,12 +99,46 @@ def read_unit(text: str, field: str) -> MemoryUnit:
         raise InputError(str(error), field=field) from error
 
 
-def _model(entry: GpuEntry, where: str) -> tuple[str, int]:
-    """The product name and its usable memory in MiB."""
+def _entry_of(entries: Sequence[GpuEntry], index: int) -> int:
+    """The place in the file of the GPU of that index."""
+    return next(p for p in range(len(entries)) if index < sum(entry.count for entry in entries[: p + 1]))
+
+
+def _model(entry: GpuEntry, where: str) -> GpuModel:
     try:
-        known = find_model(entry.model)
+        return find_model(entry.model)
     except InputError as error:
         if entry.memory_mib is not None and entry.model.strip():
-            return entry.model, entry.memory_mib
+            return GpuModel(entry.model, entry.memory_mib, 0, "", "")
         raise InputError(str(error), field=f"{where}.model") from error
-    return known.name, entry.memory_mib if entry.memory_mib is not None else known.usable_mib
+
+
+def _gpu(entry: GpuEntry, model: GpuModel, index: int, uuid: str) -> FoundGpu:
+    usable = model.usable_mib if entry.memory_mib is None else entry.memory_mib
+    return FoundGpu(
+        index,
+        uuid,
+        model.name,
+        usable + model.reserved_mib,
+        model.reserved_mib,
+        minor=index,
+        pci_bus_id=f"00000000:{_FIRST_BUS + index:02X}:00.0",
+        numa_node=entry.numa_node,
+        brand="Tesla" if model.name.startswith("Tesla") else "Nvidia",
+        compute_capability=model.compute_capability,
+        healthy=entry.healthy,
+        reason="" if entry.healthy else "marked unhealthy in the file",
+    )
+
+
+def _mig(entry: GpuEntry, model: GpuModel, where: str) -> PaperMig | None:
+    if model.mig_family is None:
+        if entry.mig is not None:
+            raise InputError(f"{model.name} cannot be partitioned; leave mig out", field=f"{where}.mig")
+        return None
+    geometry = geometry_of(model.mig_family)
+    try:
+        layout = cut(geometry, entry.mig) if entry.mig else MigLayout(geometry)
+    except InputError as error:
+        raise InputError(str(error), field=f"{where}.mig") from error
+    return PaperMig(model.architecture == "ampere", entry.mig is not None, layout)

@@ -1,0 +1,41 @@
+"""The driver that a command is about: this machine's own, or one for a machine on paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuslice.clock import Clock
+from gpuslice.config.devices import DevicesFile, find_machine
+from gpuslice.config.gpus import read_unit
+from gpuslice.node.discovery.driver import Driver
+from gpuslice.node.discovery.following import follow
+from gpuslice.node.discovery.simulated import SimulatedDriver
+from gpuslice.units import GIB, MemoryUnit
+
+
+def driver_of(devices: Path | None, node: str) -> Driver:
+    """NVIDIA's driver, or what the file (or the ready-made machine) says about the GPUs of that node.
+
+    Raises InputError naming the place in the file.
+    """
+    if devices is None:
+        from gpuslice.node.discovery.nvml import NvmlDriver
+
+        return NvmlDriver()
+    return SimulatedDriver(DevicesFile.load(devices).machine(node))
+
+
+def unit_of(devices: Path | None, wanted: str | None) -> MemoryUnit:
+    """What one gpu-mem is: what is wanted, or what the file says, or GiB. Raises InputError."""
+    if wanted is not None:
+        return read_unit(wanted, "--memory-unit")
+    if devices is None:
+        return GIB
+    return read_unit(DevicesFile.load(devices).spec.memory_unit, "spec.memoryUnit")
+
+
+async def keep_up(driver: Driver, devices: Path | None, node: str, *, clock: Clock) -> None:
+    """Tell a simulated driver what its file says, whenever that changes; for ever."""
+    if devices is not None and isinstance(driver, SimulatedDriver):
+        path = find_machine(devices)
+        await follow(path, lambda one: DevicesFile.load(one).machine(node), driver.describe, clock=clock)
