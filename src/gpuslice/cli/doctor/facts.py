@@ -137,8 +137,9 @@ class Facts:
     def _requests(self) -> Mapping[str, PodRequest]:
         found: dict[str, PodRequest] = {}
         for pod in self.pods:
+            record = self.cluster.pod(pod.uid)
             try:
-                found[pod.uid] = self.cluster.request_of(pod)
+                found[pod.uid] = record.request if record else self.cluster.request_of(pod)
             except InputError:
                 continue  # nobody runs or places it
         return found
@@ -152,6 +153,14 @@ class Facts:
         view = self.views.get(node.name)
         return view.allocatable_units if view else 0
 
+    @cached_property
+    def _alive(self) -> Mapping[str, list[Pod]]:
+        found: dict[str, list[Pod]] = {}
+        for pod in self.pods:
+            if pod.alive:
+                found.setdefault(pod.spec.node_name, []).append(pod)
+        return found
+
     def pods_on(self, node: str) -> Iterable[Pod]:
         """The pods of a node that have not ended."""
-        return (pod for pod in self.pods if pod.spec.node_name == node and pod.alive)
+        return self._alive.get(node, ())

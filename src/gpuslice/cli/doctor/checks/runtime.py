@@ -115,7 +115,7 @@ def _without_gpus(facts: Facts, node: Node) -> Finding | None:
 
 
 def _without_runtime_class(facts: Facts, node: Node) -> Finding | None:
-    if not has_card(node) or node not in facts.pool or "runtimeclasses" in facts.blind:
+    if not has_card(node) or node.name not in facts.pool_names or "runtimeclasses" in facts.blind:
         return None
     if any(one.handler.startswith("nvidia") for one in facts.runtime_classes):
         return None
