@@ -220,6 +220,10 @@ def test_of_several_models_one_is_described_and_a_sentence_says_so() -> None:
     )
 
 
+def test_the_screen_adapter_of_a_dgx_station_is_no_gpu() -> None:
+    assert labels(gpu(0), gpu(1, name="DGX Display", mig=None, mib=4096)) == labels(gpu(0))
+
+
 def test_a_guest_with_a_vgpu_tells_its_size_and_its_host() -> None:
     one = gpu(0, name="GRID P100-4Q", mig=None, mib=4096, capability="6.0")
     machine = Machine("VMware Virtual Platform", {one.uuid: GRAPHICS}, vgpu=Vgpu("535.129.03", "r535_00"))

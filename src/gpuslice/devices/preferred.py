@@ -1,0 +1,151 @@
+"""Which ids a container should get: GPUs that are near to each other, replicas of different GPUs. Pure.
+
+NVIDIA's rules (go-gpuallocator's best effort; the device plugin's replica policies), but for two defects: an
+id of a GPU that has gone is passed over and does not spoil the choice (device plugin, issues 231, 1223), and
+two replicas of one GPU are given to one container only where that is asked for (issues 404, 491).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import combinations
+from math import comb
+from typing import Final
+
+from gpuslice.devices.found import FoundGpu, Nearness
+from gpuslice.devices.sharing import AllocationPolicy, device_of
+from gpuslice.errors import InputError
+
+PER_NVLINK: Final = 100
+SCORES: Final[Mapping[Nearness, int]] = {
+    Nearness.SYSTEM: 10,
+    Nearness.NUMA_NODE: 20,
+    Nearness.HOST_BRIDGE: 30,
+    Nearness.SWITCHES: 40,
+    Nearness.SWITCH: 50,
+    Nearness.BOARD: 60,
+}
+NOT_ENOUGH: Final = "not enough available devices to satisfy allocation"
+_MOST_PARTITIONS: Final = 10_000
+"""Beyond this a set is judged alone, without what it leaves: 16 GPUs in fours are 2,627,625 partitions."""
+
+
+def pair_score(one: FoundGpu, other: FoundGpu) -> int:
+    """How near two GPUs are: what they share on PCIe, and 100 for every NVLink between them."""
+    for link in one.links:
+        if link.uuid == other.uuid:
+            return SCORES[link.nearness] + PER_NVLINK * link.nvlinks
+    return 0
+
+
+def nearest(
+    gpus: Sequence[FoundGpu], available: Collection[str], required: Collection[str], size: int
+) -> tuple[str, ...]:
+    """The UUIDs of `size` GPUs, among them all required ones, in the order of their indexes.
+
+    The available GPUs are divided into sets of that size with the largest sum of pair scores, so that what is
+    left is good, too; of these sets it is the best. Raises InputError if there are not so many.
+    """
+    offered = [gpu for gpu in gpus if gpu.uuid in available or gpu.uuid in required]
+    needed = {gpu.uuid for gpu in offered if gpu.uuid in required}
+    if size < 1 or len(offered) < size or len(needed) < len(set(required)) or len(needed) > size:
+        raise InputError(NOT_ENOUGH)
+    scores = _Scores(offered)
+    sets = scores.best_partition(size, frozenset(_places(offered, needed)))
+    best = max(sets, key=scores.of)
+    return tuple(offered[place].uuid for place in sorted(best))
+
+
+def _places(gpus: Sequence[FoundGpu], uuids: Collection[str]) -> Iterator[int]:
+    return (place for place, gpu in enumerate(gpus) if gpu.uuid in uuids)
+
+
+class _Scores:
+    """Pair scores of some GPUs, which are numbers here."""
+
+    def __init__(self, gpus: Sequence[FoundGpu]) -> None:
+        self.count = len(gpus)
+        self._pairs = [[pair_score(one, other) for other in gpus] for one in gpus]
+
+    def of(self, members: Sequence[int]) -> int:
+        return sum(self._pairs[a][b] for a, b in combinations(members, 2))
+
+    def best_partition(self, size: int, needed: frozenset[int]) -> list[tuple[int, ...]]:
+        """Sets of the best partition that hold all that is needed; the first of several equal ones."""
+        if _partitions(self.count, size) > _MOST_PARTITIONS:
+            return [one for one in combinations(range(self.count), size) if needed <= set(one)]
+        best: tuple[int, list[tuple[int, ...]]] | None = None
+        for partition in _divide(tuple(range(self.count)), size, -self.count % size):
+            score = sum(map(self.of, partition))
+            fitting = [one for one in partition if len(one) == size and needed <= set(one)]
+            if fitting and (best is None or score > best[0]):
+                best = score, fitting
+        assert best is not None  # the needed ones fit into one set, and some partition has it whole
+        return best[1]
+
+
+def _partitions(count: int, size: int) -> int:
+    """An upper bound of how many ways there are to divide."""
+    ways, left = 1, -(-count // size) * size
+    while left > size:
+        ways *= comb(left - 1, size - 1)
+        left -= size
+    return ways
+
+
+def _divide(members: tuple[int, ...], size: int, missing: int) -> Iterator[list[tuple[int, ...]]]:
+    """Every way to divide into sets of `size`, `missing` places in them staying empty."""
+    if not members:
+        yield []
+        return
+    first, rest = members[0], members[1:]
+    for length in range(min(size, len(members)), max(1, size - missing) - 1, -1):
+        for others in combinations(rest, length - 1):
+            left = tuple(one for one in rest if one not in others)
+            for remaining in _divide(left, size, missing - (size - length)):
+                yield [(first, *others), *remaining]
+
+
+def preferred_replicas(
+    announced: Collection[str],
+    available: Sequence[str],
+    required: Sequence[str],
+    size: int,
+    policy: AllocationPolicy = AllocationPolicy.DISTRIBUTED,
+    *,
+    allow_same_gpu: bool = False,
+) -> tuple[str, ...]:
+    """Ids of replicas: the required ones, then one by one the best of the rest.
+
+    `distributed` takes from the device of which the fewest replicas are given out, `packed` from that of
+    which the most are; of equal ones from that which gave least to this container. `announced` are all ids;
+    ids that are not among them are passed over. Raises InputError if there are not enough.
+    """
+    known = [one for one in available if one in announced and one not in required]
+    totals = Counter(device_of(one) for one in announced)
+    free = Counter(device_of(one) for one in known)
+    chosen = list(required)
+    picked = Counter(device_of(one) for one in required)
+    while len(chosen) < size:
+        candidates = [one for one in known if one not in chosen]
+        if not allow_same_gpu:
+            candidates = [one for one in candidates if not picked[device_of(one)]]
+        if not candidates:
+            raise InputError(
+                NOT_ENOUGH
+                if allow_same_gpu
+                else f"{NOT_ENOUGH}: {size} replicas of different devices are needed"
+            )
+
+        def rank(one: str) -> tuple[int, int]:
+            device = device_of(one)
+            out = totals[device] - free[device]
+            return (out if policy is AllocationPolicy.DISTRIBUTED else -out), picked[device]
+
+        best = min(candidates, key=rank)
+        chosen.append(best)
+        picked[device_of(best)] += 1
+        if policy is AllocationPolicy.DISTRIBUTED:
+            free[device_of(best)] -= 1
+    return tuple(chosen)
