@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -544,3 +545,20 @@ def test_what_may_not_be_read_is_said_and_guessed_at_by_nobody() -> None:
     assert (found.code, found.level) == ("cannot-look", Level.WARNING)
     assert "/etc/containerd/config.toml" in found.sentence
     assert found.remedy == "sudo gpuslice doctor host"
+
+
+# --- the documentation ------------------------------------------------------------------------------
+def test_what_the_documentation_says_to_write_is_what_the_doctor_wants(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs/install.md").read_text()
+    (daemon_json,) = re.findall(r"^```json\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    containerd, crio = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for made, path, content in (
+        (world.docker, DAEMON_JSON, daemon_json),
+        (world.containerd_2, CONTAINERD, containerd),
+        (world.crio, CRIO_DROP_IN, crio),
+    ):
+        node = made(tmp_path / made.__name__)
+        node.remove(path)
+        assert node.findings() != []
+        node.write(path, content)
+        assert node.findings() == []
