@@ -177,6 +177,12 @@ async def taint_that_keeps_the_agent_away(site: Site) -> None:
     await site.patch("Node", "gpu-2", {"spec": {"taints": taints}})
 
 
+async def taint_that_keeps_helms_agent_away(site: Site) -> None:
+    await taint_that_keeps_the_agent_away(site)
+    owned = {"metadata": {"annotations": {"meta.helm.sh/release-name": "shared"}}}
+    await site.patch("DaemonSet", "gpuslice-agent", owned, NAMESPACE)
+
+
 # --- scheduler --------------------------------------------------------------------------------------
 async def no_scheduler(site: Site) -> None:
     await site.delete("Deployment", "gpuslice-scheduler", NAMESPACE)

@@ -52,6 +52,7 @@ CASES = [
     Case(faults.plugin_kubelet_has_not_heard_of, "plugin-not-registered", "Node/gpu-1", "has published 2 GPUs, but kubelet offers 0 aliyun.com/gpu-mem", "delete pod gpuslice-agent-gpu-1"),
     Case(faults.record_that_cannot_be_read, "node-record-damaged", "Node/gpu-1", "cannot be read", "delete pod gpuslice-agent-gpu-1"),
     Case(faults.taint_that_keeps_the_agent_away, "agent-taint", "Node/gpu-2", "the taint dedicated=ml:NoSchedule", '{"key": "dedicated", "operator": "Exists"}'),
+    Case(faults.taint_that_keeps_helms_agent_away, "agent-taint", "Node/gpu-2", "does not tolerate", """helm -n gpuslice-system upgrade shared deploy/helm/gpuslice --reset-then-reuse-values --set-json 'agent.tolerations=["""),
     Case(faults.no_scheduler, "scheduler-not-installed", "Deployment", "nobody chooses GPUs", "helm upgrade --install"),
     Case(faults.image_that_cannot_be_pulled, "scheduler-down", WORKLOAD, "container extender: ImagePullBackOff", "logs gpuslice-scheduler-"),
     Case(faults.one_replica_down, "scheduler-replica-down", f"Pod/{NAMESPACE}/gpuslice-scheduler-b", "one of 2 replicas", "logs gpuslice-scheduler-b", WARNING),

@@ -14,7 +14,7 @@ from . import truth
 from .alone import FOUR, deployment, gpu_pod
 from .cluster import Object, RealCluster
 from .images_of_ours import REPOSITORY, TAG, load_gpuslice, load_kube_scheduler
-from .installation import NAMESPACE, RELEASE, Installation, clear, installed, manifest_path
+from .installation import CHART, NAMESPACE, RELEASE, Installation, clear, installed, manifest_path
 from .sides import assert_sides_agree, gpuslice
 from .test_identity import SIZES
 from .test_lifecycle import assert_nothing_left, on
@@ -49,11 +49,14 @@ def test_doctor_sees_three_faults_at_once_and_says_what_mends_them(gpus: Install
             60,
             f"doctor to say {expected}",
         )
-        # Its own words are followed: what it prints for kubectl is typed.
+        # Its own words are followed: what it prints is typed.
+        clients = {"kubectl": cluster.kubectl, "helm": cluster.helm}
         for code in ("agent-taint", "visibility-unasked"):
             program, *arguments = shlex.split(found[code]["remedy"][0], comments=True)
-            assert program == "kubectl"
-            cluster.kubectl(*arguments)
+            # The chart is named as seen from the repository's folder.
+            clients[program](*(str(CHART) if one == "deploy/helm/gpuslice" else one for one in arguments))
+        gpus.wait_until_ready()
+        assert not codes(cluster).keys() & {"agent-taint", "visibility-unasked"}
     finally:
         cluster.kubectl("taint", "node", "node-2", "dedicated-", check=False)
         gpus.upgrade({})
@@ -135,7 +138,8 @@ def test_plain_manifests_beside_the_clusters_own_scheduler(bare: RealCluster, tm
         url = f"https://{service['spec']['clusterIP']}"
         extender = options(url, f"{gpus.full}-extender.{gpus.namespace}.svc", tmp_path)
         with configured(bare, extender, scheduler_kubeconfig(bare)):
-            bare.apply([gpus.pod("one", 20), gpus.pod("two", 20)])
+            # The manifests' GPUs are T4s of 14 GiB, two on each node.
+            bare.apply([gpus.pod("one", 10), gpus.pod("two", 10)])
             gpus.wait_for_pods(2)
             bare.apply(gpus.pod("three", 20))
             bare.wait(lambda: gpus.events("three", "FailedScheduling"), 60, "an event that says why it waits")

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from gpuslice import names
 from gpuslice.cli.doctor.checks.rivals import plugin_of
 from gpuslice.cli.doctor.checks.say import brief, listed, plural
@@ -16,6 +18,7 @@ from gpuslice.cli.doctor.ours import failure
 from gpuslice.kube.wire import Taint, Toleration
 from gpuslice.scheduler.predicates import tolerated
 
+HELM_RELEASE: Final = "meta.helm.sh/release-name"
 ALWAYS: Final = tuple(
     Toleration(f"node.kubernetes.io/{key}", "Exists")
     for key in (
@@ -130,16 +133,31 @@ def _on_node(facts: Facts, node: Node) -> Iterator[Finding]:
         yield _unregistered(facts, node)
 
 
+def _tolerate(daemonset: DaemonSet, value: dict[str, str]) -> str:
+    """The command that adds a toleration. What Helm owns only Helm may change, or its next upgrade fails."""
+    present = daemonset.spec.template.spec.tolerations or ()
+    release = daemonset.annotations.get(HELM_RELEASE)
+    if release:
+        every = [{k: v for k, v in msgspec.to_builtins(one).items() if v} for one in present]
+        return (
+            f"helm -n {daemonset.namespace} upgrade {release} deploy/helm/gpuslice --reset-then-reuse-values "
+            f"--set-json 'agent.tolerations={json.dumps([*every, value])}'"
+        )
+    path = "/spec/template/spec/tolerations"
+    operation = {
+        "op": "add",
+        "path": f"{path}/-" if present else path,
+        "value": value if present else [value],
+    }
+    return (
+        f"kubectl -n {daemonset.namespace} patch daemonset {daemonset.name} --type=json "
+        f"-p='{json.dumps([operation])}'"
+    )
+
+
 def _missing(facts: Facts, node: Node, daemonset: DaemonSet) -> Finding:
     taint = untolerated(daemonset, node)
     if taint is not None:
-        value = {"key": taint.key, "operator": "Exists"}
-        path, first = "/spec/template/spec/tolerations", not daemonset.spec.template.spec.tolerations
-        operation = {
-            "op": "add",
-            "path": path if first else f"{path}/-",
-            "value": [value] if first else value,
-        }
         return Finding(
             Area.AGENT,
             "agent-taint",
@@ -147,8 +165,7 @@ def _missing(facts: Facts, node: Node, daemonset: DaemonSet) -> Finding:
             f"Node/{node.name}",
             f"node {node.name} has the taint {say_taint(taint)}, which {daemonset.where} does not tolerate, "
             "so no agent runs there and its GPUs are not offered",
-            f"kubectl -n {daemonset.namespace} patch daemonset {daemonset.name} --type=json "
-            f"-p='{json.dumps([operation])}'",
+            _tolerate(daemonset, {"key": taint.key, "operator": "Exists"}),
         )
     said = next((e.message for e in reversed(facts.events) if e.involved_object.name == daemonset.name), "")
     why = f": {brief(said)}" if said else ""
