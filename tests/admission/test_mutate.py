@@ -48,6 +48,20 @@ def test_the_articles_pod_loses_its_override_and_is_told() -> None:
     ]
 
 
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"])
+def test_whoever_asks_for_a_gpu_in_any_way_loses_its_override(resource: str) -> None:
+    one = container("a", "NVIDIA_VISIBLE_DEVICES")
+    one["resources"] = {"limits": {resource: 1}}
+    assert patch_of(ask({"spec": {"containers": [one]}})) == ["/spec/containers/0/env/0"]
+
+
+def test_who_asks_for_no_gpu_keeps_a_variable_that_shows_none() -> None:
+    """The plugin sets nothing for them, and an image may say `all`."""
+    one = container("a", "NVIDIA_VISIBLE_DEVICES")
+    one["resources"] = {"limits": {"nvidia.com/gpu": 0}}
+    assert patch_of(ask({"spec": {"containers": [one]}})) == []
+
+
 def test_several_variables_in_several_containers_are_removed_from_the_back() -> None:
     pod = {
         "spec": {

@@ -17,8 +17,8 @@ import msgspec
 from gpuslice import names
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import PodSpec, Wire
+from gpuslice.requests.check import asks_for_gpu
 from gpuslice.requests.historical import Translation, translate
-from gpuslice.requests.pod import read_request
 
 PROTECTED: Final = frozenset(
     {
@@ -50,12 +50,7 @@ class _Spec(Wire, frozen=True, gc=False):
     ephemeral_containers: tuple[_Container, ...] | None = None
 
 
-class _Meta(Wire, frozen=True, gc=False):
-    annotations: dict[str, str] | None = None
-
-
 class _Pod(Wire, frozen=True, gc=False):
-    metadata: _Meta = _Meta()
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
@@ -153,11 +148,7 @@ def strip_overrides(
     `fields`: which lists of containers may be changed. Raises msgspec.DecodeError if the bytes are no pod.
     """
     decoded = _pod.decode(pod)
-    try:
-        asks = bool(read_request(_resources.decode(decoded.spec), decoded.metadata.annotations or {}))
-    except InputError:
-        asks = True
-    if not asks:
+    if not asks_for_gpu(_resources.decode(decoded.spec)):
         return [], []
     patch: list[dict[str, object]] = []
     warnings: list[str] = []

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gpuslice import names
 from gpuslice.errors import InputError
 from gpuslice.requests.pod import Amounts, PodSpecLike, ResourcesLike
 from gpuslice.units import canonical_quantity, parse_quantity
@@ -46,6 +47,34 @@ def check_resources(resources: ResourcesLike, path: str) -> list[Problem]:
 def extended(name: str) -> bool:
     """Is that a resource which devices and operators bring, not one of Kubernetes' own?"""
     return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
+
+
+def of_gpus(name: str) -> bool:
+    """Is that a resource that gives a container a GPU or a part of one, under whatever name we know?"""
+    return name.startswith((names.WHOLE_GPU, names.MIG_PREFIX)) or name in (
+        names.GPU_MEM,
+        names.HISTORICAL_GPU,
+    )
+
+
+def asks_for_gpu(spec: PodSpecLike) -> bool:
+    """Does any container of a pod ask for one? An amount that cannot be read is one; 0 is none."""
+    return any(
+        wanted(name, amount)
+        for container in (*spec.containers, *(spec.init_containers or ()))
+        for amounts in (container.resources.limits, container.resources.requests)
+        for name, amount in (amounts or {}).items()
+    )
+
+
+def wanted(name: str, amount: object) -> bool:
+    """Is so much of that resource a GPU or a part of one?"""
+    if not of_gpus(name):
+        return False
+    try:
+        return parse_quantity(str(amount), field="") != 0
+    except InputError:
+        return True
 
 
 def _problems(resources: ResourcesLike, path: str) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from gpuslice import names
 from gpuslice.devices.catalogue import MODELS
 from gpuslice.devices.labelvalue import label_value
 from gpuslice.errors import InputError
+from gpuslice.requests.check import wanted
 
 Json = dict[str, Any]
 """A pod, or the template of one, as it is written."""
@@ -100,10 +101,10 @@ class _Work:
 
     def asks_for_gpu(self) -> bool:
         return any(
-            name.startswith((names.WHOLE_GPU, names.MIG_PREFIX)) or name == names.GPU_MEM
+            wanted(name, amount)
             for _, _, container in self.containers()
             for amounts in _mapping(container.get("resources")).values()
-            for name in _mapping(amounts)
+            for name, amount in _mapping(amounts).items()
         )
 
     def change(self, path: tuple[str | int, ...], value: object) -> None:
