@@ -10,6 +10,7 @@
  *   mig I MODE | instance I PROFILE_ID START   how the GPU was left: read once
  *   relation I J LEVEL | nvlink I LINK J       J = -1: a switch
  *   lost I | gone I | busy I GI | action I N   true for as long as the line is there
+ *   vanishes I N                               lost, once it has answered N more calls
  *   xid SEQ I XID [GI CI] | reset SEQ I        happen once, in the order of SEQ
  *
  * The file is looked at in every call, so that a test changes the machine by writing it anew.
@@ -52,7 +53,7 @@ typedef struct Instance {
 } Instance;
 
 typedef struct Gpu {
-  int kind, present, lost, gone, can_mig, at_once;
+  int kind, present, lost, gone, can_mig, at_once, answers;
   unsigned minor, major_cc, minor_cc, brand, mode, pending, action;
   unsigned long long total, reserved;
   char uuid[96], bus[32], name[96];
@@ -171,6 +172,7 @@ static void obey(char *line, unsigned long *newest) {
   if (sscanf(line, "init %d", &init_code) == 1 || sscanf(line, "cuda %d", &cuda) == 1) return;
   if (sscanf(line, "driver %79s", driver) == 1) return;
   if (sscanf(line, "lost %u", &i) == 1 && i < GPUS) { gpus[i].lost = 1; return; }
+  if (sscanf(line, "vanishes %u %u", &i, &a) == 2 && i < GPUS) { gpus[i].answers = (int)a; return; }
   if (sscanf(line, "gone %u", &i) == 1 && i < GPUS) { gpus[i].gone = 1; return; }
   if (sscanf(line, "action %u %u", &i, &a) == 2 && i < GPUS) { gpus[i].action = a; return; }
   if (sscanf(line, "relation %u %u %u", &i, &a, &b) == 3 && i < GPUS && a < GPUS) {
@@ -254,6 +256,7 @@ static void look(void) {
   for (Gpu *gpu = gpus; gpu < gpus + GPUS; gpu++) {
     gpu->lost = gpu->gone = 0;
     gpu->action = 0;
+    gpu->answers = -1;
     for (Instance *one = gpu->instances; one < gpu->instances + INSTANCES; one++) one->busy = 0;
     for (int *to = gpu->nvlink; to < gpu->nvlink + LINKS; to++) *to = -2;
   }
@@ -274,6 +277,12 @@ static int enter(void) {
   return users > 0 ? OK : UNINITIALIZED;
 }
 
+static int is_lost(Gpu *gpu) {
+  if (gpu->answers > 0) gpu->answers--;
+  else if (gpu->answers == 0) gpu->lost = 1;
+  return gpu->lost;
+}
+
 static int leave(int code) {
   pthread_mutex_unlock(&lock);
   return code;
@@ -286,12 +295,12 @@ static int leave(int code) {
 #define BEGIN_GPU(gpu)                                                        \
   BEGIN;                                                                      \
   if (!(gpu) || (gpu)->kind != A_GPU || !(gpu)->present) return leave(INVALID); \
-  if ((gpu)->lost) return leave(LOST)
+  if (is_lost(gpu)) return leave(LOST)
 
 #define BEGIN_MIG(compute)                                                               \
   BEGIN;                                                                                 \
   if (!(compute) || (compute)->kind != A_MIG || !(compute)->used) return leave(INVALID); \
-  if ((compute)->instance->gpu->lost) return leave(LOST)
+  if (is_lost((compute)->instance->gpu)) return leave(LOST)
 
 static int text(char *to, unsigned room, const char *from) {
   if (strlen(from) + 1 > room) return SMALL;
@@ -345,7 +354,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **gpu) {
   BEGIN;
   if (index >= listed_count) return leave(INVALID);
-  if (listed[index]->lost) return leave(LOST);
+  if (is_lost(listed[index])) return leave(LOST);
   *gpu = listed[index];
   return leave(OK);
 }
@@ -441,7 +450,7 @@ int nvmlDeviceGetCudaComputeCapability(Gpu *gpu, int *major, int *minor) {
 int nvmlDeviceGetTopologyCommonAncestor(Gpu *gpu, Gpu *other, unsigned *level) {
   BEGIN_GPU(gpu);
   if (!other || other->kind != A_GPU) return leave(INVALID);
-  if (other->lost) return leave(LOST);
+  if (is_lost(other)) return leave(LOST);
   *level = gpu->relation[other - gpus];
   return leave(OK);
 }
@@ -542,7 +551,7 @@ int nvmlEventSetWait_v2(EventSet *set, Event *event, unsigned milliseconds) {
 #define BEGIN_INSTANCE(one)                            \
   BEGIN;                                               \
   if (!(one) || !(one)->used) return leave(INVALID);   \
-  if ((one)->gpu->lost) return leave(LOST)
+  if (is_lost((one)->gpu)) return leave(LOST)
 
 int nvmlDeviceGetMigMode(Gpu *gpu, unsigned *current, unsigned *pending) {
   BEGIN_CUT(gpu);

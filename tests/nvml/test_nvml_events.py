@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Opened
@@ -12,13 +14,26 @@ from nvml_world import events, machine
 
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.xids import XidPolicy
-from gpuslice.node.discovery.backend import LOOK_SECONDS, DiscoveredGpus
+from gpuslice.node.discovery.backend import LOOK_SECONDS, REOPEN_SECONDS, DiscoveredGpus
 from gpuslice.node.discovery.driver import Driver, Xid
 from gpuslice.node.discovery.health import QUIET_SECONDS
 from gpuslice.node.discovery.simulated import SimulatedDriver
 
 GUARD = 20.0
 LOST = "the GPU has fallen off the bus or does not answer"
+
+
+class Silent:
+    """A driver whose events are never there, at once."""
+
+    def __init__(self, inner: Driver) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def wait(self, milliseconds: int) -> None:
+        return None
 
 
 class Turning:
@@ -96,12 +111,16 @@ async def test_errors_of_programs_change_nothing(switched_on: Opened) -> None:
 async def test_a_gpu_off_the_bus_is_kept_and_comes_back(switched_on: Opened) -> None:
     """device-plugin #231, #1223: the others go on; #189: it recovers without a restart."""
     driver, hardware = switched_on("8xA100-40")
-    async with following(driver, Turning()) as backend:
+    clock = Turning()
+    async with following(driver, clock) as backend:
         hardware.now("lost 3")
         gpus = await until(backend, lambda gpus: not gpus[3].healthy)
         assert [gpu.index for gpu in gpus if gpu.healthy] == [0, 1, 2, 4, 5, 6, 7]
         assert (gpus[3].uuid, gpus[3].reason) == (hardware.uuid(3), LOST)
+        hardware.happens("xid", 5, 48)
+        await until(backend, lambda gpus: not gpus[5].healthy)
         hardware.now()
+        clock.time += LOOK_SECONDS
         gpus = await until(backend, lambda gpus: gpus[3].healthy)
         assert len(gpus) == 8
         hardware.happens("xid", 3, 79)
@@ -113,12 +132,14 @@ async def test_a_gpu_that_is_not_counted_any_more_is_kept(switched_on: Opened) -
     clock = Turning()
     async with following(driver, clock) as backend:
         hardware.now("lost 0", "gone 0")
+        await until(backend, lambda gpus: not gpus[0].healthy)
+        clock.time += REOPEN_SECONDS
         gpus = await until(backend, lambda gpus: not gpus[7].healthy)
         # The others have moved up, as they do for everybody who asks the driver.
         assert [gpu.uuid for gpu in gpus] == [hardware.uuid(i) for i in (1, 2, 3, 4, 5, 6, 7, 0)]
         assert gpus[7].reason == "the driver does not list the GPU any more"
         hardware.now()
-        clock.time += LOOK_SECONDS
+        clock.time += REOPEN_SECONDS
         gpus = await until(backend, lambda gpus: all(gpu.healthy for gpu in gpus))
         assert [gpu.uuid for gpu in gpus] == [hardware.uuid(i) for i in range(8)]
 
@@ -126,12 +147,17 @@ async def test_a_gpu_that_is_not_counted_any_more_is_kept(switched_on: Opened) -
 async def test_a_driver_that_goes_away_and_comes_back(switched_on: Opened) -> None:
     """The driver is updated under the agent: every GPU is kept, none healthy, until it answers again."""
     driver, hardware = switched_on("2xT4")
-    async with following(driver, Turning()) as backend:
+    clock = Turning()
+    async with following(driver, clock) as backend:
         hardware.now("lost 0", "lost 1", "init 18")
+        await until(backend, lambda gpus: not any(gpu.healthy for gpu in gpus))
+        clock.time += REOPEN_SECONDS
         gpus = await until(backend, lambda gpus: all("different versions" in gpu.reason for gpu in gpus))
         assert len(gpus) == 2
         hardware.now()
         await until(backend, lambda gpus: all(gpu.healthy for gpu in gpus))
+        hardware.happens("xid", 1, 48)
+        await until(backend, lambda gpus: not gpus[1].healthy)
 
 
 SEVEN = "{gpus: [{model: A100-40, mig: [1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb]}]}"
@@ -173,6 +199,16 @@ async def test_an_xid_of_an_instance_is_one_of_that_mig_device_alone(
         assert gpus[0].healthy
         sick = [mig.gpu_instance for mig in gpus[0].mig_devices if not mig.healthy]
         assert sick == [7, 10, 13]
+
+
+async def test_a_driver_without_events_is_looked_at(switched_on: Opened, old_library: Path) -> None:
+    """Neither events nor a library that waits keep the agent busy: it looks every LOOK_SECONDS."""
+    driver, hardware = switched_on("2xT4", using=old_library)
+    clock = Turning()
+    async with following(Silent(driver), clock) as backend:
+        hardware.now("lost 1")
+        await until(backend, lambda gpus: not gpus[1].healthy)
+        assert clock.time >= LOOK_SECONDS
 
 
 async def test_a_described_machine_is_as_ill_as_its_file_says() -> None:

@@ -92,6 +92,11 @@ class FoundGpu:
     reason: str = ""
 
     @property
+    def is_for_displays(self) -> bool:
+        """True for the small GPU that a DGX Station has for its screens, which is not for pods."""
+        return self.name.removeprefix("NVIDIA ") == "DGX Display"
+
+    @property
     def usable_mib(self) -> int:
         """Memory that containers can hold."""
         return self.memory_mib - self.reserved_mib

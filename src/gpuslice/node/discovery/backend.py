@@ -16,7 +16,10 @@ from gpuslice.node.discovery.health import Health
 
 LOOK_SECONDS: Final = 10.0
 """How often the GPUs are looked at without an event: nothing tells that one has vanished."""
-WAIT_MILLISECONDS: Final = 500
+REOPEN_SECONDS: Final = 60.0
+"""How often the library is loaded anew while GPUs are missing: it knows those that were there at its start.
+Not more often, since GPUs that nobody uses are shut down in between."""
+WAIT_SECONDS: Final = 0.5
 """How long one question for events may take: ending the agent waits for it."""
 
 _log = structlog.get_logger(__name__)
@@ -32,12 +35,13 @@ class DiscoveredGpus:
         self._changed = asyncio.Event()
         self._health: Health | None = None
         self._found = Found("", "", ())
-        self._deaf = False
-        self._reopen = False
-        self._looked = 0.0
+        self._refusals = 0
+        self._broken = False
+        self._heard: frozenset[str] = frozenset()
+        self._looked = self._opened = 0.0
 
     def gpus(self) -> tuple[Gpu, ...]:
-        return tuple(gpu.shared for gpu in self._found.gpus)
+        return tuple(gpu.shared for gpu in self._found.gpus if not gpu.is_for_displays)
 
     def found(self) -> Found:
         """The machine with all that is known of it, MIG devices among it."""
@@ -53,7 +57,8 @@ class DiscoveredGpus:
         found = await asyncio.to_thread(self._driver.look)
         self._health = Health(self._policy, found)
         self._found = self._health.found()
-        self._looked = self._clock.monotonic()
+        self._looked = self._opened = self._clock.monotonic()
+        self._heard = frozenset(gpu.uuid for gpu in found.gpus)
         for index, reason in found.silent:
             _log.warning("a GPU does not answer and is left out", index=index, reason=reason)
         if not found.gpus:
@@ -77,34 +82,46 @@ class DiscoveredGpus:
 
     async def _event(self) -> Xid | Changed | None:
         """The next event; None if there is none for a while, or the driver cannot say."""
-        if self._deaf:
-            await self._clock.sleep(LOOK_SECONDS)
-            self._deaf, self._reopen = False, True
-            return Changed()
+        started = self._clock.monotonic()
         try:
-            return await asyncio.to_thread(self._driver.wait, WAIT_MILLISECONDS)
+            if self._refusals > 1:
+                await self._clock.sleep(LOOK_SECONDS)
+            if self._refusals:
+                await asyncio.to_thread(self._driver.listen)
+            event = await asyncio.to_thread(self._driver.wait, int(WAIT_SECONDS * 1000))
         except DriverError as error:
-            # So it is when a GPU falls off the bus: look at once which one.
-            _log.warning("the driver does not report events now; looking instead", error=str(error))
-            self._deaf = True
+            # So it is when a GPU falls off the bus: look at once which one, then listen to the others.
+            self._refusals += 1
+            if self._refusals == 1:
+                _log.warning("the driver reports no events now; looking instead", error=str(error))
             return Changed()
+        self._refusals = 0
+        if event is None and self._clock.monotonic() - started < WAIT_SECONDS / 2:
+            await self._clock.sleep(WAIT_SECONDS)  # this library does not wait
+        return event
 
     async def _look(self) -> None:
         self._looked = self._clock.monotonic()
         health = self._after_start
+        missing = not health.all_answer or not self._found.gpus
         try:
-            if self._reopen or not health.all_answer or not self._found.gpus:
-                # The library knows only the GPUs that were there when it was opened.
+            if self._broken or (missing and self._looked - self._opened >= REOPEN_SECONDS):
+                self._opened = self._looked
                 await asyncio.to_thread(self._driver.open)
-                self._reopen = False
             found = await asyncio.to_thread(self._driver.look)
+            self._broken = False
         except DriverError as error:
-            _log.warning("the driver cannot be asked; the GPUs count as lost until it can", error=str(error))
-            self._deaf = True
+            if not self._broken:
+                _log.warning("the driver cannot be asked; until it can, GPUs count as lost", error=str(error))
+            self._broken = True
             known = self._found
             silent = tuple((gpu.index, str(error)) for gpu in known.gpus)
             found = Found(known.driver_version, known.cuda_version, (), silent)
         health.look(found, self._looked)
+        answering = frozenset(gpu.uuid for gpu in found.gpus)
+        if not answering <= self._heard:
+            self._refusals = max(self._refusals, 1)  # those that are back are to be listened to
+        self._heard = answering
 
     def _tell(self) -> None:
         found = self._after_start.found()

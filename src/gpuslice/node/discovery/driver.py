@@ -60,13 +60,19 @@ class Driver(Protocol):
     """One machine's driver. GPUs are named by UUID; every call raises DriverError."""
 
     def open(self) -> None:
-        """Connect; again: forget what was known about the machine and connect anew."""
+        """Connect and listen; again: let go of everything and connect anew."""
+
+    def listen(self) -> None:
+        """Forget who was listened to, and listen to every GPU that answers now."""
 
     def look(self) -> Found:
         """The machine now. A GPU that does not answer is left out and listed as silent."""
 
     def wait(self, milliseconds: int) -> Xid | Changed | None:
-        """The next event, None if there was none in time. Not to be called twice at once, or with `open`."""
+        """The next event, None if there was none in time.
+
+        Not to be called by two threads at once, nor while `open` or `listen` runs.
+        """
 
     def set_mig_mode(self, gpu: str, enabled: bool) -> bool:
         """Switch MIG on or off; True if that is so now, False if it waits for a reset of the GPU.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -59,23 +60,26 @@ class NvmlDriver:
             self.close()
             nvmlcalls.initialise()
             self._opened = True
-            self._driver_version = str(call("nvmlSystemGetDriverVersion"))
+            self._driver_version = _known(lambda: str(call("nvmlSystemGetDriverVersion")), "")
             cuda = _known(lambda: int(call("nvmlSystemGetCudaDriverVersion_v2")), 0)
             self._cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
-            self._events = _known(lambda: call("nvmlEventSetCreate"), None)
-            devices = self._devices()
-            for device in devices.values():
-                self._register(device)
-            self._links = self._read_links(devices)
+            self.listen()
+            self._links = self._read_links(self._devices())
 
     def close(self) -> None:
         """Let go of the library; not while another thread waits for an event."""
-        if not self._opened:
-            return
-        self._opened = False
-        if self._events is not None:
-            call("nvmlEventSetFree", self._events)
-        nvmlcalls.shut_down()
+        if self._opened:
+            self._opened = False
+            with contextlib.suppress(DriverError):
+                self._stop_listening()
+                nvmlcalls.shut_down()
+
+    def listen(self) -> None:
+        with self._lock:
+            self._stop_listening()
+            self._events = _known(lambda: call("nvmlEventSetCreate"), None)
+            for device in self._devices().values():
+                self._register(device)
 
     def look(self) -> Found:
         with self._lock:
@@ -154,6 +158,11 @@ class NvmlDriver:
                 continue  # `look` says why
         self._uuids |= {nvmlcalls.address(device): uuid for uuid, device in devices.items()}
         return devices
+
+    def _stop_listening(self) -> None:
+        events, self._events = self._events, None
+        if events is not None:
+            call("nvmlEventSetFree", events)
 
     def _find(self, gpu: str) -> Any:
         device = self._devices().get(gpu)

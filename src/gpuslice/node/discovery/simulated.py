@@ -115,6 +115,9 @@ class SimulatedDriver:
     def open(self) -> None:
         """Nothing to connect."""
 
+    def listen(self) -> None:
+        """Nobody is overheard."""
+
     def look(self) -> Found:
         with self._news:
             gpus = tuple(_described(state) for state in self._gpus.values() if not state.lost)

@@ -1,0 +1,113 @@
+"""NVML that lacks what it should have, or whose GPUs vanish while they are asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pynvml
+import pytest
+from conftest import Opened
+
+from gpuslice.node.discovery.driver import DriverError, Trouble
+
+MACHINE = "{gpus: [{model: A100-40, mig: [3g.20gb@4]}, {model: A100-40}], nvlinks: 2}"
+OPTIONAL = (
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetCudaDriverVersion_v2",
+    "nvmlEventSetCreate",
+    "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceRegisterEvents",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetPciInfo_v3",
+    "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetBrand",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetTopologyCommonAncestor",
+    "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetNvLinkRemoteDeviceType",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetMigMode",
+)
+NEEDED = (
+    "nvmlInitWithFlags",
+    "nvmlDeviceGetCount_v2",
+)
+NEEDED_PER_GPU = (
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+)
+
+
+class Lacking:
+    """A library without one of its functions."""
+
+    def __init__(self, library: Any, name: str) -> None:
+        self._library = library
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._name:
+            raise AttributeError(name)
+        return getattr(self._library, name)
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def lack(name: str) -> None:
+        monkeypatch.setattr(pynvml, "nvmlLib", Lacking(pynvml.nvmlLib, name))
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+
+    return lack
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_function_that_is_not_needed_may_be_absent(name: str, switched_on: Opened, lacking: Any) -> None:
+    driver, hardware = switched_on(MACHINE)
+    lacking(name)
+    driver.open()
+    found = driver.look()
+    assert [gpu.uuid for gpu in found.gpus] == [hardware.uuid(0), hardware.uuid(1)]
+    assert all(gpu.healthy for gpu in found.gpus)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_function_that_is_needed_is_named(name: str, switched_on: Opened, lacking: Any) -> None:
+    driver, _ = switched_on(MACHINE)
+    lacking(name)
+    with pytest.raises(
+        DriverError, match=f"too old: its library has no {name.removesuffix('_v2')}"
+    ) as caught:
+        driver.open()
+    assert caught.value.trouble is Trouble.NO_FUNCTION
+
+
+@pytest.mark.parametrize("name", NEEDED_PER_GPU)
+def test_without_what_every_gpu_needs_each_says_so(name: str, switched_on: Opened, lacking: Any) -> None:
+    driver, _ = switched_on(MACHINE)
+    lacking(name)
+    driver.open()
+    found = driver.look()
+    assert found.gpus == ()
+    assert [name.removesuffix("_v2") in reason for _, reason in found.silent] == [True, True]
+
+
+@pytest.mark.parametrize("answers", range(60))
+def test_a_gpu_may_vanish_at_any_moment(answers: int, switched_on: Opened) -> None:
+    """Between any two calls, while the library is opened or the machine looked at: the other GPU is listed."""
+    driver, hardware = switched_on(MACHINE)
+    hardware.now(f"vanishes 0 {answers}")
+    driver.open()
+    found = driver.look()
+    assert hardware.uuid(1) in {gpu.uuid for gpu in found.gpus}
+    assert len(found.gpus) + len(found.silent) == 2
+
+
+@pytest.mark.parametrize("answers", range(40))
+def test_a_gpu_that_vanishes_while_it_is_cut_is_lost(answers: int, switched_on: Opened) -> None:
+    driver, hardware = switched_on(MACHINE)
+    hardware.now(f"vanishes 0 {answers}")
+    try:
+        driver.create_gpu_instance(hardware.uuid(0), 19, 0)
+    except DriverError as error:
+        assert error.trouble in (Trouble.LOST, Trouble.NOT_FOUND)
