@@ -64,7 +64,7 @@ def test_what_is_right_is_said_to_be(tmp_path: Path) -> None:
     result = run(tmp_path, POD % "nvidia.com/gpu: 1" + "---\n" + POD % "aliyun.com/gpu-mem: '5'" + "---\n")
     assert (result.exit_code, result.stdout, result.stderr) == (
         0,
-        "2 pods, counting templates: nothing is wrong\n",
+        "2 pods: nothing is wrong\n",
         "",
     )
 
@@ -120,7 +120,7 @@ def test_old_spellings_are_warnings_that_say_what_to_write_today(tmp_path: Path)
         "m.yaml: Pod research/trainer: warning: spec.containers[0].resources.limits[alpha.kubernetes.io/nvidia-gpu]: "
         "no node has had this resource since Kubernetes 1.11; write nvidia.com/gpu: 1\n"
     )
-    assert result.stdout == "1 pod, counting templates: 1 warning\n"
+    assert result.stdout == "1 pod: 1 warning\n"
 
 
 def test_an_old_spelling_does_not_hide_what_is_wrong(tmp_path: Path) -> None:
@@ -140,6 +140,45 @@ def test_json_for_programs(tmp_path: Path) -> None:
     assert finding["object"] == "CronJob nightly"
     assert finding["field"] == "spec.jobTemplate.spec.template.spec.containers[0].resources.requests"
     assert finding["sentence"] == 'Invalid value: "2": must be equal to nvidia.com/gpu limit of 1'
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "stderr", "stdout"),
+    [
+        (
+            "version: v1\nsharing: {renameByDefault: true}\n",
+            1,
+            "m.yaml: device plugin configuration: error: sharing: unknown key 'renameByDefault': it belongs under "
+            "sharing.timeSlicing or under sharing.mps\n",
+            "1 configuration: 1 error\n",
+        ),
+        (
+            "version: v1\nresources: {gpus: [{pattern: '*', name: gpu}]}\n---\n" + POD % "nvidia.com/gpu: 1",
+            0,
+            "m.yaml: device plugin configuration: warning: resources: not used, as in NVIDIA's plugin; resources are "
+            "named after flags.migStrategy\n",
+            "1 pod, 1 configuration: 1 warning\n",
+        ),
+        (
+            "version: v1\nmig-configs: {x: [{devices: all, mig-enabled: true}]}\n",
+            1,
+            "m.yaml: mig-parted configuration: error: mig-configs.x[0]: missing required field 'mig-devices' when "
+            "'mig-enabled' is true\n",
+            "1 configuration: 1 error\n",
+        ),
+        (
+            "version: v1\nmig-configs: {x: [{devices: all, mig-enabled: false}]}\n",
+            0,
+            "",
+            "1 configuration: nothing is wrong\n",
+        ),
+    ],
+)
+def test_nvidias_own_files_are_read_as_on_a_node(
+    tmp_path: Path, text: str, exit_code: int, stderr: str, stdout: str
+) -> None:
+    result = run(tmp_path, text)
+    assert (result.exit_code, result.stderr, result.stdout) == (exit_code, stderr, stdout)
 
 
 def test_standard_input_is_a_file_too() -> None:

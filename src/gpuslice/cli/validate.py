@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     short_help="Say what is wrong with the GPU requests in manifests.",
     help="Check the GPU requests of pods, and of everything with a pod template, in YAML or JSON: in the API "
     "server's words, without an API server. Spellings of old Kubernetes are warned of, with what to write "
-    "today. FILE may be - for standard input.\n\n"
+    "today. Files of NVIDIA's device plugin and of mig-parted are checked, too. FILE may be - for standard "
+    "input.\n\n"
     "Exit code: 0 nothing is wrong (warnings are told), 1 an error was found, 2 a file cannot be read.\n\n"
     + options.examples("gpuslice validate pod.yaml", "helm template . | gpuslice validate -o json -"),
 )
@@ -45,15 +46,18 @@ def validate(files: tuple[str, ...], output: str | None) -> None:
 
 
 def tell(examined: Sequence[Examined]) -> str:
-    """The sum, in a line."""
+    """The sum, in a line; a template of pods is a pod."""
     pods = sum(one.pods for one in examined)
+    configurations = sum(one.configurations for one in examined)
+    looked = [_count(pods, "pod")] if pods or not configurations else []
+    looked += [_count(configurations, "configuration")] if configurations else []
     levels = [finding.level for one in examined for finding in one.findings]
-    counts = [
-        f"{levels.count(level)} {level}{'s' if levels.count(level) > 1 else ''}"
-        for level in sorted(set(levels))
-    ]
-    looked = f"{pods} pod{'s' if pods != 1 else ''}, counting templates"
-    return f"{looked}: {', '.join(counts) or 'nothing is wrong'}"
+    found = [_count(levels.count(level), level) for level in sorted(set(levels))]
+    return f"{', '.join(looked)}: {', '.join(found) or 'nothing is wrong'}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 async def _examine(files: Sequence[str]) -> list[Examined]:

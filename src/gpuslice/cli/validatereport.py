@@ -18,6 +18,7 @@ class FindingReport(Report, frozen=True):
 
 class ValidateReport(Report, frozen=True):
     pods: int
+    configurations: int
     findings: tuple[FindingReport, ...]
 
 
@@ -25,6 +26,7 @@ def report(examined: Sequence[Examined]) -> ValidateReport:
     """The same values with the names that programs read."""
     return ValidateReport(
         sum(one.pods for one in examined),
+        sum(one.configurations for one in examined),
         tuple(
             FindingReport(finding.level, finding.file, finding.object, finding.field, finding.sentence)
             for one in examined

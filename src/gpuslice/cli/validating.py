@@ -1,4 +1,7 @@
-"""What is wrong with the GPU requests in manifests: the API server's answer without one, and ours."""
+"""What is wrong with the GPU requests in manifests: the API server's answer without one, and ours.
+
+NVIDIA's own files, which have no kind, are read by the same readers as on a node.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from gpuslice.config.migparted import MigPartedFile
+from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.reader import explain, load_yamls
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import PodSpec
@@ -37,22 +42,28 @@ class Finding:
     sentence: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.object}: {self.level}: {self.field}: {self.sentence}"
+        where = f"{self.field}: " if self.field else ""
+        return f"{self.file}: {self.object}: {self.level}: {where}{self.sentence}"
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found in a file, and how many pods and pod templates were looked at."""
+    """What was found in a file; how many pods (a template is one) and configurations it has."""
 
     pods: int
+    configurations: int
     findings: tuple[Finding, ...]
 
 
 def examine(text: str, *, file: str) -> Examined:
-    """Look at every document of a file. Raises InputError for what is no Kubernetes object."""
-    pods = 0
+    """Look at every document of a file. Raises InputError for what is none that we know."""
+    pods = configurations = 0
     findings: list[Finding] = []
     for number, document in enumerate(load_yamls(text), 1):
+        if isinstance(document, dict) and "version" in document and "kind" not in document:
+            configurations += 1
+            findings += _configuration(document, file)
+            continue
         for body in _objects(document, f"document {number}"):
             name = _name(body)
             for path, template in _templates(body, ""):
@@ -60,7 +71,24 @@ def examine(text: str, *, file: str) -> Examined:
                 for level, field, sentence in _judge(template):
                     where = f"{path}.{field}" if path else field
                     findings.append(Finding(level, file, name, where, sentence))
-    return Examined(pods, tuple(findings))
+    return Examined(pods, configurations, tuple(findings))
+
+
+def _configuration(document: Json, file: str) -> Iterator[Finding]:
+    """Of NVIDIA's device plugin, or of mig-parted."""
+    partition = "mig-configs" in document
+    name = "mig-parted configuration" if partition else "device plugin configuration"
+    try:
+        if partition:
+            MigPartedFile.read(document)
+            return
+        warnings = NvidiaConfig.read(document).warnings
+    except InputError as error:
+        yield Finding(Level.ERROR, file, name, error.field, str(error).removeprefix(f"{error.field}: "))
+        return
+    for warning in warnings:
+        field, _, sentence = warning.partition(": ")
+        yield Finding(Level.WARNING, file, name, field, sentence)
 
 
 def _objects(document: Any, where: str) -> Iterator[Json]:

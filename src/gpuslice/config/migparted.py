@@ -105,7 +105,11 @@ class MigPartedFile:
     @classmethod
     def parse(cls, text: str) -> MigPartedFile:
         """Read a file's text. Raises InputError naming the place."""
-        document = load_yaml(text)
+        return cls.read(load_yaml(text))
+
+    @classmethod
+    def read(cls, document: object) -> MigPartedFile:
+        """Read a document's value. Raises InputError naming the place."""
         if not isinstance(document, dict):
             raise InputError("expected a mapping with version and mig-configs")
         if "version" not in document:

@@ -129,7 +129,11 @@ class NvidiaConfig:
     @classmethod
     def parse(cls, text: str) -> NvidiaConfig:
         """Read a file's text; an empty one is a configuration without settings. Raises InputError."""
-        document = load_yaml(text)
+        return cls.read(load_yaml(text))
+
+    @classmethod
+    def read(cls, document: object) -> NvidiaConfig:
+        """Read a document's value. Raises InputError naming the place."""
         if document is None:
             return cls({})
         if not isinstance(document, dict):
