@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuslice.kube.wire import PodSpec
+from gpuslice.local.apiserver.podvalidation import pod_spec
 from gpuslice.requests.check import check_pod
 
 GPU = "nvidia.com/gpu"
@@ -102,3 +105,19 @@ def test_init_containers_come_first_and_a_templates_path_is_named() -> None:
         "spec.template.spec.initContainers[1].resources.limits[nvidia.com/gpu]",
         "spec.template.spec.containers[0].resources.limits[nvidia.com/gpu]",
     ]
+
+
+AMOUNTS = st.dictionaries(
+    st.sampled_from([GPU, "nvidia.com/mig-1g.5gb", "aliyun.com/gpu-mem"]),
+    st.sampled_from(["0", "1", "2", "500m", "-1", "1k", "one"]),
+    max_size=3,
+)
+
+
+@given(AMOUNTS, AMOUNTS)
+def test_the_embedded_api_server_says_the_same(limits: dict[str, str], requests: dict[str, str]) -> None:
+    resources = {"limits": limits, "requests": requests}
+    container = {"name": "a", "image": "i", "imagePullPolicy": "Always", "resources": resources}
+    causes = pod_spec({"containers": [container], "restartPolicy": "Always"}, "spec")
+    ours = [text.removesuffix("; write a whole number such as 1") for text in problems(limits, requests)]
+    assert sorted(ours) == sorted(map(str, causes))

@@ -22,8 +22,6 @@ from gpuslice.devices.sharing import UNSHARED, MigStrategy, Sharing, SharingStra
 GRAPHICS: Final = 0x0300
 COMPUTE: Final = 0x0302
 """PCI classes: a VGA controller, a 3D controller."""
-SKIPPED: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
-"""Adapters for a screen that NVML lists among the GPUs."""
 _PREFIX: Final = "nvidia.com/"
 _NODE_KEYS: Final = (
     "cuda.driver.major",
@@ -125,7 +123,7 @@ def node_labels(
     sharing: Sharing = UNSHARED,
 ) -> NodeLabels:
     """Every label of a node with these GPUs; none at all for a node without."""
-    gpus = [gpu for gpu in found.gpus if gpu.name not in SKIPPED]
+    gpus = [gpu for gpu in found.gpus if not gpu.is_for_displays]
     if not gpus:
         return NodeLabels({})
     warnings: list[str] = []
