@@ -73,7 +73,7 @@ class GiProfile:
     engines: Engines = Engines()
 
     def __hash__(self) -> int:
-        return hash((self.enum, self.id, self.size))
+        return self.enum << 8 | self.id
 
     @property
     def slices(self) -> int:

@@ -41,7 +41,7 @@ def plan_exactly(now: MigLayout, wanted: Wanted) -> MigPlan | Verdict:
     if surplus := used - asked:
         text = f"{say_counts(sorted(surplus.items()))} in use would have to go"
         return Verdict(Code.MIG_IN_USE, text, {"in_use": used.total(), "surplus": surplus.total()})
-    return _search(now, asked, exactly=True)
+    return _search(now, frozenset(asked.items()), exactly=True)
 
 
 def plan_besides(now: MigLayout, wanted: Wanted) -> MigPlan | Verdict:
@@ -53,7 +53,7 @@ def plan_besides(now: MigLayout, wanted: Wanted) -> MigPlan | Verdict:
     asked = _asked(wanted)
     if (verdict := _impossible(now, asked)) is not None:
         return verdict
-    return _search(now, asked, exactly=False)
+    return _search(now, frozenset(asked.items()), exactly=False)
 
 
 def _asked(wanted: Wanted) -> Counter[MigProfile]:
@@ -75,16 +75,15 @@ def _impossible(now: MigLayout, asked: Counter[MigProfile]) -> Verdict | None:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What may become of one instance: gone (None), or kept with these compute instances."""
+    """What may become of one instance: gone (None), or kept with these compute instances.
+
+    `held` are the devices that remain and that count as wanted; `destroyed` is how many instances go.
+    """
 
     gi: GpuInstance
     compute: tuple[ComputeInstance, ...] | None
-
-    @property
-    def destroyed(self) -> int:
-        if self.compute is None:
-            return 1 + len(self.gi.compute)
-        return len(self.gi.compute) - len(self.compute)
+    held: tuple[MigProfile, ...]
+    destroyed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +109,23 @@ class _Outcome:
         return len(self.filling.starts), -self.filling.future, [start for _, start in self.filling.starts]
 
 
-def _search(now: MigLayout, asked: Counter[MigProfile], *, exactly: bool) -> MigPlan | Verdict:
+# A cluster has many GPUs that are cut alike, and is asked again and again while pods wait.
+@lru_cache(8192)
+def _search(now: MigLayout, wanted: frozenset[tuple[MigProfile, int]], *, exactly: bool) -> MigPlan | Verdict:
+    asked = Counter(dict(wanted))
     touched = {profile for device in asked if (profile := now.geometry.find(device)) is not None}
-    options = [list(_fates(gi, may_change=exactly or gi.profile in touched)) for gi in now.instances]
-    fates = sorted(product(*options), key=_destroyed)
-    for _, equal in groupby(fates, key=_destroyed):
-        outcomes = [found for kept in equal if (found := _complete(now, kept, asked, exactly)) is not None]
-        if outcomes:
-            return _steps(now, min(outcomes, key=lambda outcome: outcome.key))
+    options = [
+        [_fate(gi, compute, exactly) for compute in _fates(gi, exactly or gi.profile in touched)]
+        for gi in now.instances
+    ]
+    # Whatever can be had can be had when all that is idle goes.
+    bare = tuple(max(fates, key=lambda fate: fate.destroyed) for fates in options)
+    if _complete(now, bare, asked, exactly) is not None:
+        ordered = sorted(product(*options), key=_destroyed)
+        for _, equal in groupby(ordered, key=_destroyed):
+            found = (_complete(now, fates, asked, exactly) for fates in equal)
+            if outcomes := [outcome for outcome in found if outcome is not None]:
+                return _steps(now, min(outcomes, key=lambda outcome: outcome.key))
     used = MigLayout(now.geometry, tuple(gi for gi in now.instances if gi.in_use))
     text = f"{say_counts(sorted(asked.items()))} cannot be had besides the instances in use: {used}"
     numbers = {"wanted": asked.total(), "memory_slices_in_use": used.occupied.bit_count()}
@@ -128,19 +136,26 @@ def _destroyed(fates: Sequence[_Kept]) -> int:
     return sum(kept.destroyed for kept in fates)
 
 
-def _fates(gi: GpuInstance, *, may_change: bool) -> Iterator[_Kept]:
+def _fate(gi: GpuInstance, compute: tuple[ComputeInstance, ...] | None, exactly: bool) -> _Kept:
+    held = tuple(gi.device(ci) for ci in compute or () if exactly or not ci.in_use)
+    return _Kept(
+        gi, compute, held, len(gi.compute) + 1 if compute is None else len(gi.compute) - len(compute)
+    )
+
+
+def _fates(gi: GpuInstance, may_change: bool) -> Iterator[tuple[ComputeInstance, ...] | None]:
     """What may become of an instance, without ways that differ only in which of two equal parts goes."""
     used = tuple(ci for ci in gi.compute if ci.in_use)
     idle = [ci for ci in gi.compute if not ci.in_use]
-    yield _Kept(gi, gi.compute)
+    yield gi.compute
     if not used:
-        yield _Kept(gi, None)
+        yield None
     if may_change and idle and len(parts_of(gi.profile.slices)) > 1:
         by_size = [list(same) for _, same in groupby(sorted(idle), key=lambda ci: ci.slices)]
         for counts in product(*(range(len(same) + 1) for same in by_size)):
             left = [ci for same, count in zip(by_size, counts, strict=True) for ci in same[:count]]
             if len(left) < len(idle):
-                yield _Kept(gi, (*used, *left))
+                yield (*used, *left)
 
 
 def _complete(
@@ -148,9 +163,7 @@ def _complete(
 ) -> _Outcome | None:
     """The best way to add what is missing once so much is kept, or None."""
     kept = [fate for fate in fates if fate.compute is not None]
-    have: Counter[MigProfile] = Counter()
-    for fate in kept:
-        have.update(fate.gi.device(ci) for ci in fate.compute or () if exactly or not ci.in_use)
+    have = Counter([device for fate in kept for device in fate.held])
     if exactly and have - asked:
         return None
     missing = asked - have

@@ -1,0 +1,319 @@
+"""Which GPUs of a cluster to cut, so that the pods that wait get their MIG devices.
+
+Pods are taken by size, the largest first. Each goes to the node, and each of its devices to the GPU there,
+where the fewest idle instances must be destroyed, no further GPU is opened if one that is cut has room, and
+the fewest possible placements are lost. What a GPU then needs is planned by `migplan`, exactly. If a pod got
+nothing, or only where something had to go, other orders are tried, and the best counts.
+
+This is near the optimum, not on it: of 1,600 random questions with up to three GPUs and five pods, the
+exhaustive search of the tests placed a pod more in one, and destroyed less in seven.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuslice.devices.miglayout import MigLayout, say_counts
+from gpuslice.devices.migprofile import MigProfile
+from gpuslice.devices.migspace import space_of
+from gpuslice.placement.migplan import plan_besides
+from gpuslice.placement.migsteps import MigPlan
+from gpuslice.placement.verdict import Code, Verdict
+
+_FEWEST_ROUNDS = 8
+_PLACEMENTS = 512
+"""Rounds are repeated until about so many pods have been placed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigGpu:
+    """One GPU of a node, and what is cut on it. If it may not be cut otherwise, only what is idle counts."""
+
+    node: str
+    uuid: str
+    layout: MigLayout
+    may_cut: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MigDemand:
+    """A pod that waits, and how many MIG devices of each profile it needs, all on one node."""
+
+    pod: str
+    wanted: Mapping[MigProfile, int]
+
+    @property
+    def devices(self) -> tuple[MigProfile, ...]:
+        """Every single device, the largest first."""
+        return tuple(sorted(Counter(dict(self.wanted)).elements(), reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class MigPlacement:
+    """Where a pod goes: the node, and each of its devices with the UUID of its GPU."""
+
+    pod: str
+    node: str
+    devices: tuple[tuple[MigProfile, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What to cut (by UUID, only GPUs that change), which pods that serves, why the others get nothing."""
+
+    plans: Mapping[str, MigPlan]
+    placed: tuple[MigPlacement, ...]
+    refused: Mapping[str, Verdict]
+
+    @property
+    def destroyed(self) -> int:
+        """Instances that are destroyed, none of them in use."""
+        return sum(plan.destroyed for plan in self.plans.values())
+
+
+def plan_cluster(gpus: Iterable[MigGpu], demands: Iterable[MigDemand]) -> ClusterPlan:
+    """Choose the node of each pod and what to cut there; equal questions get equal answers in any order.
+
+    GPUs that nothing may be taken from (whole, shared, unhealthy) are left out by the caller.
+    """
+    ordered = sorted(gpus, key=lambda gpu: (gpu.node, gpu.uuid))
+    states = _States()
+    best = _Round(states, ordered, sorted(demands, key=_by_size))
+    left = max(_FEWEST_ROUNDS, _PLACEMENTS // max(1, len(best.turn)))
+    tried = {best.names}
+    better = True
+    while better and left:
+        better = False
+        for turn in _other_turns(best):
+            if left and (names := tuple(demand.pod for demand in turn)) not in tried:
+                tried.add(names)
+                left -= 1
+                other = _Round(states, ordered, turn)
+                if other.key < best.key:
+                    best, better = other, True
+                    break
+    return best.result(ordered)
+
+
+def _other_turns(of: _Round) -> Iterator[list[MigDemand]]:
+    """Other orders, if pods were unlucky: those first, then each pod at every other turn."""
+    refused = {demand.pod for demand in of.refused}
+    for unlucky in (refused, of.costly, refused | of.costly):
+        if unlucky:
+            yield sorted(of.turn, key=lambda demand: demand.pod not in unlucky)
+    unlucky = refused | of.costly
+    for demand in sorted(of.turn, key=lambda demand: demand.pod not in unlucky) if unlucky else ():
+        rest = [other for other in of.turn if other is not demand]
+        for position in range(len(of.turn)):
+            yield [*rest[:position], demand, *rest[position:]]
+
+
+def _by_size(demand: MigDemand) -> tuple[list[tuple[int, int]], str]:
+    return [(-device.slices, -device.memory_gb) for device in demand.devices], demand.pod
+
+
+_Devices = tuple[MigProfile, ...]
+_Cost = tuple[int, int, int, int]
+"""Instances destroyed, GPUs opened, placements lost, steps: compared in this order."""
+_FREE: _Cost = (0, 0, 0, 0)
+
+
+def _sum(costs: Iterable[_Cost]) -> _Cost:
+    destroyed, opened, lost, steps = zip(_FREE, *costs, strict=True)
+    return sum(destroyed), sum(opened), sum(lost), sum(steps)
+
+
+class _State:
+    """A GPU together with what it is to get. Alike GPUs share one, so that each question is asked once."""
+
+    __slots__ = ("cost", "layout", "may_cut", "next", "number", "plan", "wanted")
+
+    def __init__(self, number: int, layout: MigLayout, may_cut: bool, wanted: _Devices = ()) -> None:
+        self.number = number
+        self.layout, self.may_cut, self.wanted = layout, may_cut, wanted
+        self.plan = MigPlan(layout, layout)
+        self.cost = _FREE
+        self.next: dict[MigProfile, _State | None] = {}
+
+    def possible(self) -> bool:
+        """Find the plan and its cost. False if the GPU cannot give what is wanted."""
+        counts = Counter(self.wanted)
+        if not self.may_cut:
+            return not counts - self.layout.idle_devices
+        outcome = plan_besides(self.layout, counts)
+        if isinstance(outcome, Verdict):
+            return False
+        space = space_of(self.layout.geometry)
+        lost = space.future(*space.state(outcome.before)) - space.future(*space.state(outcome.after))
+        self.plan = outcome
+        self.cost = (outcome.destroyed, int(not self.layout.instances), lost, len(outcome.steps))
+        return True
+
+
+class _States:
+    """Every state that came up, and which nodes can take what."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[MigLayout, bool, _Devices], _State | None] = {}
+        self._fits: dict[tuple[tuple[int, ...], _Devices], tuple[_Cost, tuple[int, ...]] | None] = {}
+
+    def of(self, gpu: MigGpu) -> _State:
+        """The state of a GPU before anything is planned."""
+        key = (gpu.layout, gpu.may_cut, ())
+        state = self._known.get(key)
+        if state is None:
+            state = self._known[key] = _State(len(self._known), gpu.layout, gpu.may_cut)
+        return state
+
+    def after(self, state: _State, device: MigProfile) -> _State | None:
+        """The state with one device more, or None if the GPU cannot give it."""
+        if device not in state.next:
+            wanted = tuple(sorted((*state.wanted, device)))
+            key = (state.layout, state.may_cut, wanted)
+            if key not in self._known:
+                made = _State(len(self._known), state.layout, state.may_cut, wanted)
+                self._known[key] = made if made.possible() else None
+            state.next[device] = self._known[key]
+        return state.next[device]
+
+    def fit(self, gpus: Sequence[_State], devices: _Devices) -> tuple[_Cost, tuple[int, ...]] | None:
+        """The cost of a pod on a node, and the position of the GPU of each device; None if it has no room.
+
+        Each device takes the cheapest GPU; if the later ones then find none, the next cheapest.
+        """
+        key = (tuple(state.number for state in gpus), devices)
+        if key not in self._fits:
+            chosen = self._descend(list(gpus), devices, set())
+            self._fits[key] = None
+            if chosen is not None:
+                after = list(gpus)
+                for device, position in zip(devices, chosen, strict=True):
+                    after[position] = self._certain(after[position], device)
+                costs = [_minus(b.cost, a.cost) for a, b in zip(gpus, after, strict=True)]
+                self._fits[key] = _sum(costs), chosen
+        return self._fits[key]
+
+    def _certain(self, state: _State, device: MigProfile) -> _State:
+        after = self.after(state, device)
+        assert after is not None
+        return after
+
+    def _descend(
+        self, gpus: list[_State], devices: _Devices, dead: set[tuple[int, ...]]
+    ) -> tuple[int, ...] | None:
+        if not devices:
+            return ()
+        state = tuple(sorted(gpu.number for gpu in gpus))
+        if state in dead:
+            return None
+        for _, position, after in sorted(self._options(gpus, devices[0]), key=lambda option: option[:2]):
+            before, gpus[position] = gpus[position], after
+            rest = self._descend(gpus, devices[1:], dead)
+            gpus[position] = before
+            if rest is not None:
+                return (position, *rest)
+        dead.add(state)
+        return None
+
+    def _options(self, gpus: Sequence[_State], device: MigProfile) -> Iterator[tuple[_Cost, int, _State]]:
+        seen: set[int] = set()
+        for position, gpu in enumerate(gpus):
+            if gpu.number not in seen:
+                seen.add(gpu.number)
+                after = self.after(gpu, device)
+                if after is not None:
+                    yield _minus(after.cost, gpu.cost), position, after
+
+
+def _minus(after: _Cost, before: _Cost) -> _Cost:
+    return after[0] - before[0], after[1] - before[1], after[2] - before[2], after[3] - before[3]
+
+
+class _Round:
+    """One go through all pods, in a given order."""
+
+    def __init__(self, states: _States, gpus: Sequence[MigGpu], turn: Sequence[MigDemand]) -> None:
+        self._states = states
+        self._nodes: dict[str, list[tuple[_State, str]]] = {}
+        for gpu in gpus:
+            self._nodes.setdefault(gpu.node, []).append((states.of(gpu), gpu.uuid))
+        self._alike: dict[tuple[int, ...], set[str]] = {}
+        for node in self._nodes:
+            self._enter(node)
+        self.placed: list[MigPlacement] = []
+        self.turn = list(turn)
+        self.costly: set[str] = set()
+        """Pods that got their devices where something had to go."""
+        self.refused = [demand for demand in turn if not self._place(demand)]
+
+    def _enter(self, node: str) -> None:
+        self._nodes[node].sort(key=lambda entry: (entry[0].number, entry[1]))
+        self._alike.setdefault(self._signature(node), set()).add(node)
+
+    def _signature(self, node: str) -> tuple[int, ...]:
+        return tuple(state.number for state, _ in self._nodes[node])
+
+    def _place(self, demand: MigDemand) -> bool:
+        devices = demand.devices
+        best: tuple[_Cost, str, tuple[int, ...]] | None = None
+        for nodes in self._alike.values():
+            if nodes:
+                node = min(nodes)
+                fit = self._states.fit([state for state, _ in self._nodes[node]], devices)
+                if fit is not None and (best is None or (fit[0], node) < best[:2]):
+                    best = fit[0], node, fit[1]
+        if best is None:
+            return False
+        cost, node, positions = best
+        if cost[0] > 0:
+            self.costly.add(demand.pod)
+        self._alike[self._signature(node)].discard(node)
+        gpus = self._nodes[node]
+        given = []
+        for device, position in zip(devices, positions, strict=True):
+            state, uuid = gpus[position]
+            after = self._states.after(state, device)
+            assert after is not None
+            gpus[position] = after, uuid
+            given.append((device, uuid))
+        self._enter(node)
+        self.placed.append(MigPlacement(demand.pod, node, tuple(given)))
+        return True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The order of the pods."""
+        return tuple(demand.pod for demand in self.turn)
+
+    @property
+    def key(self) -> tuple[int, _Cost]:
+        """Smaller is better: most pods placed, then the lowest cost."""
+        return -len(self.placed), _sum(state.cost for gpus in self._nodes.values() for state, _ in gpus)
+
+    def result(self, gpus: Sequence[MigGpu]) -> ClusterPlan:
+        """What this round came to."""
+        plans = {
+            uuid: state.plan
+            for node in sorted(self._nodes)
+            for state, uuid in self._nodes[node]
+            if state.plan.steps
+        }
+        refused = {demand.pod: _why_not(demand, gpus) for demand in sorted(self.refused, key=lambda d: d.pod)}
+        return ClusterPlan(plans, tuple(sorted(self.placed, key=lambda one: one.pod)), refused)
+
+
+def _why_not(demand: MigDemand, gpus: Sequence[MigGpu]) -> Verdict:
+    """Why no node takes a pod. The numbers are those of the cluster."""
+    asked = Counter(dict(demand.wanted))
+    geometries = {gpu.layout.geometry for gpu in gpus}
+    numbers = {"gpus": len(gpus), "gpus_that_may_be_cut": sum(gpu.may_cut for gpu in gpus)}
+    for profile in sorted(asked):
+        if not any(geometry.find(profile) for geometry in geometries):
+            return Verdict(Code.MIG_UNKNOWN_PROFILE, f"no GPU has the MIG profile {profile}", numbers)
+    return Verdict(
+        Code.MIG_NO_ROOM,
+        f"no node has room for {say_counts(sorted(asked.items()))} besides the instances in use",
+        numbers,
+    )
