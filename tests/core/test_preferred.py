@@ -160,6 +160,10 @@ def test_two_replicas_of_one_gpu_only_if_that_is_allowed() -> None:
         preferred_replicas(ALL, ALL, (), 4)
     chosen = preferred_replicas(ALL, ALL, (), 4, allow_same_gpu=True)
     assert list(chosen) == ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1"]
+    level = preferred_replicas(ALL, LEFT, (), 2, allow_same_gpu=True)
+    assert list(level) == ["GPU-1::1", "GPU-0::2"], (
+        "then two of each are given out, and GPU 0 gave none to this one"
+    )
     packed = preferred_replicas(ALL, LEFT, (), 3, AllocationPolicy.PACKED, allow_same_gpu=True)
     assert list(packed) == ["GPU-2::3", "GPU-0::2", "GPU-0::3"]
 

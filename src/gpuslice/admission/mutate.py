@@ -126,7 +126,6 @@ def change_pod(pod: bytes, fields: Collection[str] = FIELDS) -> tuple[list[dict[
         translation = translate(msgspec.json.decode(pod, type=dict[str, Any]))
         patch = _steps(translation)
         warnings = [str(note) for note in (*translation.warnings, *translation.problems)]
-        pod = msgspec.json.encode(translation.pod)
     stripped, told = strip_overrides(pod, fields)
     return [*patch, *stripped], [*warnings, *told]
 
