@@ -10,11 +10,13 @@ import msgspec
 import pytest
 from apikit import PODS, Api, StillClock, new_ids, pod
 
+from gpuslice.admission.mutate import review
 from gpuslice.errors import Unavailable
 from gpuslice.local.apiserver import ApiServer
 
 MUTATING = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+GPU_NAME = "alpha.kubernetes.io/nvidia-gpu-name"
 
 
 class Hook:
@@ -159,3 +161,35 @@ async def test_dry_run_does_not_reach_a_webhook_with_side_effects(api: Api, hook
     answer = await api("POST", PODS, pod(), dryRun="All")
     assert answer.status == 400 and "does not support dry run" in answer.message
     assert hook.asked == []
+
+
+async def test_our_own_webhook_stores_a_pod_of_2017_in_todays_words(api: Api, hook: Hook) -> None:
+    """What Kubernetes 1.6 to 1.9 told people to write about GPUs, sent to the API server as it stands there."""
+    terms = [
+        {"matchExpressions": [{"key": GPU_NAME, "operator": "In", "values": ["Tesla K80", "Tesla P100"]}]}
+    ]
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    }
+    old = pod()
+    old["metadata"]["annotations"] = {
+        "scheduler.alpha.kubernetes.io/affinity": msgspec.json.encode(affinity).decode()
+    }
+    old["spec"]["containers"][0]["resources"] = {"limits": {"alpha.kubernetes.io/nvidia-gpu": 2}}
+    await api.make(MUTATING, configuration())
+    hook.answer = lambda request: msgspec.json.decode(review(msgspec.json.encode({"request": request})))[
+        "response"
+    ]
+    answer = await api("POST", PODS, old)
+    assert answer.status == 201, answer.body
+    stored = answer.body
+    assert stored["spec"]["containers"][0]["resources"] == {
+        "limits": {"nvidia.com/gpu": "2"},
+        "requests": {"nvidia.com/gpu": "2"},
+    }
+    (expression,) = stored["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"][0]["matchExpressions"]
+    assert expression["values"][:2] == ["Tesla-K80", "Tesla-P100"]
+    assert not stored["metadata"].get("annotations")
+    assert len(answer.warnings) == 3

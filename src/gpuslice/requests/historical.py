@@ -130,9 +130,13 @@ class _Work:
                     names.WHOLE_GPU if name == names.HISTORICAL_GPU else name: amount
                     for name, amount in amounts.items()
                 }
+                if not renamed:
+                    # Once: the API server makes requests of limits before it asks webhooks.
+                    what = (
+                        f"no node has had this resource since Kubernetes 1.11; write {names.WHOLE_GPU}: {old}"
+                    )
+                    self.warnings.append(Note(where, what))
                 renamed = True
-                what = f"no node has had this resource since Kubernetes 1.11; write {names.WHOLE_GPU}: {old}"
-                self.warnings.append(Note(where, what))
             if renamed:
                 self.change(("spec", group, index, "resources"), resources)
 
