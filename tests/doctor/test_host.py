@@ -158,6 +158,11 @@ def section_of_an_older_version(node: Node) -> None:
     node.write(CONTAINERD, f"version = 3\n{world.handlers(SECOND)}")
 
 
+def section_that_is_gone(node: Node) -> None:
+    node.remove(CONTAINERD_DROP_IN)
+    node.write(CONTAINERD, f"version = 4\n{world.handlers(SECOND)}")
+
+
 def section_of_a_newer_version(node: Node) -> None:
     node.write(CONTAINERD, f"version = 2\n{world.handlers(THIRD)}")
 
@@ -315,8 +320,9 @@ CASES = [
     Case(world.containerd_2, containerd_without_a_file, "runtime-missing", f"File{CONTAINERD}", "containers start, but see no GPU", f"{CTK}=containerd --set-as-default"),
     Case(world.containerd_2, containerd_without_default, "runtime-not-default", f"File{CONTAINERD}", "only pods with runtimeClassName: nvidia see GPUs", f"{CTK}=containerd --set-as-default", WARNING),
     Case(world.containerd_3, containerd_without_import, "dropin-unread", f"File{CONTAINERD_DROP_IN}", "/etc/containerd/config.toml does not import it", 'imports = ["/etc/containerd/conf.d/*.toml"]'),
-    Case(world.containerd_3, section_of_an_older_version, "section-ignored", f"File{CONTAINERD}", "in a section that containerd does not read", f"{CTK}=containerd"),
-    Case(world.containerd_2, section_of_a_newer_version, "section-ignored", f"File{CONTAINERD}", "from version 3 on", f"{CTK}=containerd"),
+    Case(world.containerd_3, section_of_an_older_version, "section-ignored", f"File{CONTAINERD}", "only containerd 2.3 and newer reads it", f"{CTK}=containerd", WARNING),
+    Case(world.containerd_3, section_that_is_gone, "section-ignored", f"File{CONTAINERD}", "in a section that containerd does not read", f"{CTK}=containerd"),
+    Case(world.containerd_2, section_of_a_newer_version, "section-ignored", f"File{CONTAINERD}", "only containerd 2.0 and newer reads it", f"{CTK}=containerd", WARNING),
     Case(world.containerd_2, dropin_that_replaces, "dropin-replaces", "File/etc/containerd/conf.d/cdi.toml", "before containerd 2.0 it replaces the whole section", f"move its lines into {CONTAINERD}", WARNING),
     Case(world.containerd_3, broken_dropin, "file-broken", f"File{CONTAINERD_DROP_IN}", "line 2, column 9: ", "sudo systemctl restart containerd"),
     Case(world.containerd_cdi, cdi_switched_off, "cdi-off", f"File{CONTAINERD}", "/etc/cdi/nvidia.yaml describes NVIDIA's GPUs", f"{CTK}=containerd --cdi.enabled"),
@@ -376,6 +382,13 @@ def test_a_dropin_without_a_version_means_what_it_says(tmp_path: Path) -> None:
     for section in (SECOND, THIRD):
         node.write(CONTAINERD_DROP_IN, world.handlers(section))
         assert node.findings() == []
+
+
+def test_without_a_main_file_containerd_reads_its_dropins(tmp_path: Path) -> None:
+    """From 2.2 on; nvidia-ctk writes one there."""
+    node = world.containerd_3(tmp_path)
+    node.remove(CONTAINERD)
+    assert node.findings() == []
 
 
 def test_files_that_import_each_other_are_read_once(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """containerd's files, also those that k3s and RKE2 write: config.toml and what it imports.
 
-The CRI plugin has another name in each version of the file (containerd, docs/PLUGINS.md): `cri` in 1,
-`io.containerd.grpc.v1.cri` in 2, `io.containerd.cri.v1.runtime` from 3 on, which is containerd 2.0 and newer.
-There CDI is on unless it is switched off; in 1.7 it is off, and before that there is none.
+The CRI plugin's section has another name from version to version of the file: `cri` in 1,
+`io.containerd.grpc.v1.cri` in 2, `io.containerd.cri.v1.runtime` from 3 on. Version 3 came with containerd
+2.0, version 4 with 2.3 (RELEASES.md); an older file is brought up to date in memory, with its sections. CDI
+came with 1.7, is on by default from 2.0 and always from 2.4.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from gpuslice.cli.doctor.host.runtime import CDI_FOLDERS, Runtime, is_nvidia
 
 CDI_BY_DEFAULT: Final = 3
 """The version of the file with which containerd 2.0 came."""
+NEWEST: Final = 4
 DROP_INS: Final = "/etc/containerd/conf.d/*.toml"
-"""Where nvidia-ctk writes since 1.18; read only if the main file imports it."""
+"""Where nvidia-ctk writes since 1.18; read if the main file imports it, from 2.2 on also without one."""
+_READ_FROM: Final = {2: "2.0", 3: "2.3"}
+"""Version of a file -> the first containerd that also reads the section's other name in it: for 2.0 the newer
+name is its own, and 2.3 brings version 3 up to date (seen with 2.4.2)."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -83,11 +88,15 @@ class _Merged:
 def read(root: Root, engine: Engine = Engine.CONTAINERD) -> Runtime | None:
     """containerd as this host's files tell it; None if it has none. What is broken is left out."""
     main = CARE[engine].file
+    starts, version = [main], 0
     if not root.exists(main):
+        starts, version = root.glob(DROP_INS) if engine is Engine.CONTAINERD else [], NEWEST
+    if not starts:
         return None
-    found = dict(_loaded(root, main))
-    version = found[main].version if main in found else 0
-    merged, last, overridden, misplaced = _Merged(), _Merged(), "", ""
+    found = dict(_loaded(root, starts))
+    if main in found:
+        version = found[main].version
+    merged, last, overridden, misplaced, needs = _Merged(), _Merged(), "", "", ""
     for path, one in found.items():
         sections = _sections(one, version)
         for section in sections:
@@ -98,7 +107,7 @@ def read(root: Root, engine: Engine = Engine.CONTAINERD) -> Runtime | None:
                 last.add(section)
             overridden = path if had and not last.has_nvidia else "" if last.has_nvidia else overridden
         if not misplaced and _speaks_of_nvidia(one.plugins) and not any(map(_names_nvidia, sections)):
-            misplaced = path
+            misplaced, needs = path, _READ_FROM.get(one.version or version, "")
     default = merged.default or "runc"
     return Runtime(
         engine,
@@ -109,13 +118,14 @@ def read(root: Root, engine: Engine = Engine.CONTAINERD) -> Runtime | None:
         merged.folders,
         unread="" if merged.has_nvidia else _unread(root, engine, frozenset(found)),
         misplaced="" if merged.has_nvidia else misplaced,
+        misplaced_until=needs,
         overridden=overridden if version < CDI_BY_DEFAULT else "",
     )
 
 
-def _loaded(root: Root, main: str) -> Iterator[tuple[str, ConfigFile]]:
-    """The main file and what is imported, in containerd's order; each once."""
-    pending, seen = [main], set[str]()
+def _loaded(root: Root, starts: list[str]) -> Iterator[tuple[str, ConfigFile]]:
+    """These files and what they import, in containerd's order; each once."""
+    pending, seen = list(starts), set[str]()
     while pending:
         path = pending.pop(0)
         real = root.real(path)

@@ -83,14 +83,16 @@ def _unreached(host: Host, used: Runtime) -> Finding:
 
 
 def _misplaced(used: Runtime) -> Finding:
+    until = used.misplaced_until
     return Finding(
         Area.RUNTIME,
         "section-ignored",
-        Level.ERROR,
+        Level.WARNING if until else Level.ERROR,
         f"File{used.misplaced}",
         f"{used.misplaced} configures NVIDIA's runtime in a section that containerd does not read in a file "
         'of that version: it is [plugins."io.containerd.grpc.v1.cri"] in version 2 and '
-        '[plugins."io.containerd.cri.v1.runtime"] from version 3 on',
+        '[plugins."io.containerd.cri.v1.runtime"] from version 3 on'
+        + (f"; only containerd {until} and newer reads it all the same" if until else ""),
         used.care.set_default,
     )
 
@@ -139,6 +141,8 @@ def _cdi_off(host: Host, used: Runtime) -> Finding:
     spec, first = host.specs[0].path, "28.2" if used.engine is Engine.DOCKER else "2.0"
     if used.cdi is False:
         level, said = Level.ERROR, f"{used.engine} has CDI switched off ({used.file}): containers see no GPU"
+        if used.engine not in (Engine.DOCKER, Engine.CRIO):
+            said += " (only from 2.4 on CDI cannot be switched off)"
     else:
         level = Level.WARNING
         said = (

@@ -33,6 +33,8 @@ class Runtime:
     """A file about NVIDIA's runtime where this one does not look."""
     misplaced: str = ""
     """A file that configures NVIDIA's runtime in a section that its version does not have."""
+    misplaced_until: str = ""
+    """The first version of the runtime that reads it all the same; "" if none does."""
     overridden: str = ""
     """A drop-in after which NVIDIA's runtime is gone, where drop-ins replace and do not merge."""
 
