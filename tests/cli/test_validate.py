@@ -146,7 +146,7 @@ def test_json_for_programs(tmp_path: Path) -> None:
     ("text", "exit_code", "stderr", "stdout"),
     [
         (
-            "version: v1\nsharing: {renameByDefault: true}\n",
+            "sharing: {renameByDefault: true}\n",
             1,
             "m.yaml: device plugin configuration: error: sharing: unknown key 'renameByDefault': it belongs under "
             "sharing.timeSlicing or under sharing.mps\n",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,6 +22,8 @@ from gpuslice.requests.historical import translate
 from gpuslice.requests.pod import read_request
 
 Json = dict[str, Any]
+_OF_NVIDIA: Final = frozenset({"version", "flags", "sharing", "mig-configs"})
+"""Keys at the top of files that have no kind."""
 
 
 class Level(StrEnum):
@@ -60,7 +62,7 @@ def examine(text: str, *, file: str) -> Examined:
     pods = configurations = 0
     findings: list[Finding] = []
     for number, document in enumerate(load_yamls(text), 1):
-        if isinstance(document, dict) and "version" in document and "kind" not in document:
+        if isinstance(document, dict) and "kind" not in document and not _OF_NVIDIA.isdisjoint(document):
             configurations += 1
             findings += _configuration(document, file)
             continue

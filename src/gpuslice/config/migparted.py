@@ -162,7 +162,7 @@ class MigPartedFile:
                     raise InputError(f"{gpu} cannot be made so: {fault}", field=where)
                 wishes[gpu.index] = MigWish(entry.enabled, entry.devices)
         if not wishes:
-            has = ", ".join(f"{gpu.board} {gpu.name}" for gpu in gpus) or "none"
+            has = ", ".join(dict.fromkeys(f"{gpu.board} {gpu.name}" for gpu in gpus)) or "none"
             raise InputError(
                 f"no GPU of this node is meant by it, so it would change nothing; the node has {has}",
                 field=f"mig-configs.{name}",
