@@ -45,7 +45,7 @@ _TROUBLES: Final = {
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: Trouble.NO_FUNCTION,
 }
 _SENTENCES: Final = {
-    Trouble.NO_LIBRARY: "NVIDIA's library libnvidia-ml.so.1 cannot be loaded: install the driver on this "
+    Trouble.NO_LIBRARY: "NVIDIA's library cannot be loaded ({linker}): install the driver on this "
     "node, or, in a container, have the runtime bring it in (NVIDIA_VISIBLE_DEVICES=all, "
     "NVIDIA_DRIVER_CAPABILITIES=utility); for GPUs on paper give --devices FILE",
     Trouble.NO_DRIVER: "NVIDIA's library is here, but its kernel module does not answer: load it "
@@ -143,4 +143,5 @@ def compute_instances(instance: Any, profile_id: int, limit: int) -> list[Any]:
 def _translated(name: str, error: Any) -> DriverError:
     trouble = _TROUBLES.get(error.value, Trouble.OTHER)
     sentence = _SENTENCES.get(trouble, "NVIDIA's driver answers {name} with: {words}")
-    return DriverError(trouble, sentence.format(name=name, words=error))
+    # Why the library was not loaded only the linker knows; the binding keeps it as the context.
+    return DriverError(trouble, sentence.format(name=name, words=error, linker=error.__context__))
