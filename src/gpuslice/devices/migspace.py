@@ -9,7 +9,7 @@ be divided.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,14 +46,19 @@ class MigSpace:
         self.fill = lru_cache(1 << 16)(self._fill)
         self.future = lru_cache(1 << 16)(self._future)
         self._room = lru_cache(1 << 12)(self._find_room)
+        self._why = lru_cache(1 << 12)(self._find_why)
 
-    def counts(self, instances: Counter[GiProfile]) -> Counts:
-        """A counter of profiles as a tuple."""
-        return tuple(instances[profile] for profile in self.geometry.profiles)
+    def counts(self, instances: Iterable[GiProfile]) -> Counts:
+        """Profiles, each as often as there are instances of it, as a tuple of counts."""
+        counts = [0] * len(self.none)
+        for profile in instances:
+            if profile in self._index:
+                counts[self._index[profile]] += 1
+        return tuple(counts)
 
     def state(self, layout: MigLayout) -> tuple[int, Counts]:
         """The taken memory slices and the counts of a layout."""
-        return layout.occupied, self.counts(Counter(gi.profile for gi in layout.instances))
+        return layout.occupied, self.counts(gi.profile for gi in layout.instances)
 
     def starts(self, occupied: int, counts: Counts, profile: GiProfile) -> tuple[int, ...]:
         """Where one more of a profile can begin."""
@@ -121,17 +126,20 @@ class MigSpace:
 
     def possible(self, wanted: Counter[GiProfile]) -> bool:
         """Can an empty GPU hold all of these together?"""
-        return self.fill(0, self.none, self.counts(wanted)) is not None
+        return self.fill(0, self.none, self.counts(wanted.elements())) is not None
 
     def why_impossible(self, wanted: Mapping[MigProfile, int]) -> str | None:
         """Why an empty GPU cannot have these MIG devices, in one sentence; None if it can.
 
         Compute instances of one GPU instance profile share as few GPU instances as they fit in.
         """
+        return self._why(frozenset(wanted.items()))
+
+    def _find_why(self, wanted: frozenset[tuple[MigProfile, int]]) -> str | None:
         geometry = self.geometry
         instances: Counter[GiProfile] = Counter()
         parts: dict[GiProfile, list[int]] = {}
-        for device, count in wanted.items():
+        for device, count in sorted(wanted):
             profile = geometry.find(device)
             if count and profile is None:
                 return f"{device} does not exist on {geometry.name}; it has {geometry.listing}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from gpuslice.devices.miglayout import MigLayout, say_counts
 from gpuslice.devices.migprofile import MigProfile
@@ -23,7 +24,7 @@ from gpuslice.placement.migsteps import MigPlan
 from gpuslice.placement.verdict import Code, Verdict
 
 _FEWEST_ROUNDS = 8
-_PLACEMENTS = 512
+_PLACEMENTS = 256
 """Rounds are repeated until about so many pods have been placed again."""
 
 
@@ -125,58 +126,66 @@ def _sum(costs: Iterable[_Cost]) -> _Cost:
     return sum(destroyed), sum(opened), sum(lost), sum(steps)
 
 
+class _Kind:
+    """GPUs that are cut alike, and everything that one of them was asked to give."""
+
+    __slots__ = ("answers", "future", "layout", "may_cut")
+
+    def __init__(self, layout: MigLayout, may_cut: bool) -> None:
+        self.layout, self.may_cut = layout, may_cut
+        space = space_of(layout.geometry)
+        self.future = space.future(*space.state(layout))
+        self.answers: dict[_Devices, _State | None] = {}
+
+    def plan(self, wanted: _Devices) -> MigPlan | None:
+        """What must be done for these devices; None if the GPU cannot give them."""
+        counts = Counter(wanted)
+        if self.may_cut:
+            outcome = plan_besides(self.layout, counts)
+            return outcome if isinstance(outcome, MigPlan) else None
+        return None if counts - self.layout.idle_devices else MigPlan(self.layout, (), self.future)
+
+
 class _State:
-    """A GPU together with what it is to get. Alike GPUs share one, so that each question is asked once."""
+    """A GPU together with what it is to get. Alike ones are the same object, told apart by `number`."""
 
-    __slots__ = ("cost", "layout", "may_cut", "next", "number", "plan", "wanted")
+    __slots__ = ("cost", "kind", "next", "number", "plan", "wanted")
 
-    def __init__(self, number: int, layout: MigLayout, may_cut: bool, wanted: _Devices = ()) -> None:
-        self.number = number
-        self.layout, self.may_cut, self.wanted = layout, may_cut, wanted
-        self.plan = MigPlan(layout, layout)
-        self.cost = _FREE
+    def __init__(self, number: int, kind: _Kind, wanted: _Devices, plan: MigPlan) -> None:
+        self.number, self.kind, self.wanted, self.plan = number, kind, wanted, plan
+        opened = bool(wanted) and not kind.layout.instances
+        self.cost: _Cost = (plan.destroyed, int(opened), kind.future - plan.future, len(plan.steps))
         self.next: dict[MigProfile, _State | None] = {}
-
-    def possible(self) -> bool:
-        """Find the plan and its cost. False if the GPU cannot give what is wanted."""
-        counts = Counter(self.wanted)
-        if not self.may_cut:
-            return not counts - self.layout.idle_devices
-        outcome = plan_besides(self.layout, counts)
-        if isinstance(outcome, Verdict):
-            return False
-        space = space_of(self.layout.geometry)
-        lost = space.future(*space.state(outcome.before)) - space.future(*space.state(outcome.after))
-        self.plan = outcome
-        self.cost = (outcome.destroyed, int(not self.layout.instances), lost, len(outcome.steps))
-        return True
 
 
 class _States:
     """Every state that came up, and which nodes can take what."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[MigLayout, bool, _Devices], _State | None] = {}
+        self._kinds: dict[tuple[MigLayout, bool], _Kind] = {}
+        self._numbers = count()
         self._fits: dict[tuple[tuple[int, ...], _Devices], tuple[_Cost, tuple[int, ...]] | None] = {}
 
     def of(self, gpu: MigGpu) -> _State:
         """The state of a GPU before anything is planned."""
-        key = (gpu.layout, gpu.may_cut, ())
-        state = self._known.get(key)
-        if state is None:
-            state = self._known[key] = _State(len(self._known), gpu.layout, gpu.may_cut)
+        key = (gpu.layout, gpu.may_cut)
+        if key not in self._kinds:
+            self._kinds[key] = _Kind(*key)
+        state = self._state(self._kinds[key], ())
+        assert state is not None
         return state
 
     def after(self, state: _State, device: MigProfile) -> _State | None:
         """The state with one device more, or None if the GPU cannot give it."""
         if device not in state.next:
-            wanted = tuple(sorted((*state.wanted, device)))
-            key = (state.layout, state.may_cut, wanted)
-            if key not in self._known:
-                made = _State(len(self._known), state.layout, state.may_cut, wanted)
-                self._known[key] = made if made.possible() else None
-            state.next[device] = self._known[key]
+            state.next[device] = self._state(state.kind, tuple(sorted((*state.wanted, device))))
         return state.next[device]
+
+    def _state(self, kind: _Kind, wanted: _Devices) -> _State | None:
+        if wanted not in kind.answers:
+            plan = kind.plan(wanted)
+            kind.answers[wanted] = None if plan is None else _State(next(self._numbers), kind, wanted, plan)
+        return kind.answers[wanted]
 
     def fit(self, gpus: Sequence[_State], devices: _Devices) -> tuple[_Cost, tuple[int, ...]] | None:
         """The cost of a pod on a node, and the position of the GPU of each device; None if it has no room.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, product
 
@@ -186,9 +186,9 @@ def _complete(
             return None
         packings.append((profile, packing))
     occupied = sum(fate.gi.mask for fate in kept)
-    counts = space.counts(Counter(fate.gi.profile for fate in kept))
-    created = Counter({profile: len(packing.new) for profile, packing in packings})
-    filling = space.fill(occupied, counts, space.counts(created))
+    counts = space.counts(fate.gi.profile for fate in kept)
+    created = space.counts(profile for profile, packing in packings for _ in packing.new)
+    filling = space.fill(occupied, counts, created)
     return None if filling is None else _Outcome(fates, tuple(packings), filling)
 
 
@@ -251,8 +251,7 @@ def _steps(now: MigLayout, outcome: _Outcome) -> MigPlan:
         number = geometry.gi_id(profile, start)
         steps.append(Step(Action.CREATE_GI, profile, start, number))
         steps += _create(profile, start, number, next(contents[profile]), ())
-    plan = MigPlan(now, now, tuple(steps))
-    return replace(plan, after=plan.states()[-1])
+    return MigPlan(now, tuple(steps), outcome.filling.future)
 
 
 def _create(

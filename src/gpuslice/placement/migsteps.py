@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import reduce
 
 from gpuslice.devices.mig import GiProfile
 from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout
@@ -58,25 +59,25 @@ class Step:
 
     def apply(self, layout: MigLayout) -> MigLayout:
         """The layout after this step. Raises InputError if the driver would refuse it."""
+        after = self.change(layout)
+        if not self.destroys and (fault := after.fault) is not None:
+            raise InputError(f"{self} is impossible: {fault}")
+        return after
+
+    def change(self, layout: MigLayout) -> MigLayout:
+        """As `apply`, but whether the rules allow what is made is not looked at."""
         there = layout.at(self.start)
         if self.action is Action.CREATE_GI:
-            after = replace(
-                layout, instances=(*layout.instances, GpuInstance(self.profile, self.start, self.gi_id))
-            )
-        elif there is None or there.profile != self.profile:
+            made = GpuInstance(self.profile, self.start, self.gi_id)
+            return replace(layout, instances=(*layout.instances, made))
+        if there is None or there.profile != self.profile:
             raise InputError(f"{self} is impossible: there is no such GPU instance")
-        elif self.action is Action.DESTROY_GI:
+        if self.action is Action.DESTROY_GI:
             if there.compute:
                 raise InputError(f"{self} is impossible: it has compute instances")
-            after = replace(layout, instances=tuple(gi for gi in layout.instances if gi is not there))
-        else:
-            changed = replace(there, compute=self._compute(there))
-            after = replace(
-                layout, instances=tuple(changed if gi is there else gi for gi in layout.instances)
-            )
-        if after.fault is not None and not self.destroys:
-            raise InputError(f"{self} is impossible: {after.fault}")
-        return after
+            return replace(layout, instances=tuple(gi for gi in layout.instances if gi is not there))
+        changed = replace(there, compute=self._compute(there))
+        return replace(layout, instances=tuple(changed if gi is there else gi for gi in layout.instances))
 
     def _compute(self, there: GpuInstance) -> tuple[ComputeInstance, ...]:
         if self.action is Action.CREATE_CI:
@@ -98,11 +99,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class MigPlan:
-    """How one GPU comes from `before` to `after`. Without steps it is there already."""
+    """How one GPU comes from `before` to `after`. Without steps it is there already.
+
+    `future` is how many placements (of a single instance, by profile and start) remain possible then.
+    """
 
     before: MigLayout
-    after: MigLayout
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Step, ...]
+    future: int
+
+    @property
+    def after(self) -> MigLayout:
+        """The layout when all steps are done."""
+        return reduce(lambda layout, step: step.change(layout), self.steps, self.before)
 
     @property
     def destroyed(self) -> int:
