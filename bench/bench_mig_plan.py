@@ -2,7 +2,7 @@
 
     python bench/bench_mig_plan.py
 
-Planning does no I/O and runs on one core: times are CPU time, so that other work on the machine does not count.
+Planning does no I/O and runs on one core: times are CPU time, so that other work on the machine is left out.
 The layouts are random and all different, which is harder than a cluster is, whose GPUs are mostly cut alike.
 """
 

@@ -24,7 +24,7 @@ from gpuslice.placement.migsteps import MigPlan
 from gpuslice.placement.verdict import Code, Verdict
 
 _FEWEST_ROUNDS = 8
-_PLACEMENTS = 256
+_PLACEMENTS = 160
 """Rounds are repeated until about so many pods have been placed again."""
 
 
