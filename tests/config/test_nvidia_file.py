@@ -252,3 +252,10 @@ def test_a_wrong_setting_names_where_it_was_given(
     with pytest.raises(InputError) as caught:
         effective({}, cli=cli, env=env)
     assert str(caught.value).startswith(sentence)
+
+
+def test_the_documented_file_is_right() -> None:
+    document = (Path(__file__).parents[2] / "docs/nvidia-config.md").read_text()
+    config = NvidiaConfig.parse(document.partition("```yaml\n")[2].partition("```")[0])
+    assert [entry.replicas for entry in config.sharing.resources] == [2, 8]
+    assert config.warnings == ()
