@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice.config.cluster import ClusterFile
 from gpuslice.config.devices import DevicesFile, machines
 from gpuslice.devices.machine import PaperMachine
 from gpuslice.errors import InputError
@@ -99,3 +100,17 @@ def test_a_name_that_is_nothing_lists_the_machines() -> None:
         InputError, match=r"9xA100: there is no such file, .* use one of 2xT4, 4xA30, 8xA100-40"
     ):
         DevicesFile.load(Path("9xA100"))
+
+
+def test_a_cluster_names_machines() -> None:
+    head = "apiVersion: gpuslice.io/v1alpha1\nkind: Cluster\nspec: "
+    plan = ClusterFile.parse(head + "{nodes: [{namePrefix: dgx, count: 2, machine: 8xa100-40}]}").plan()
+    assert [[gpu.model for gpu in node.gpus.gpus] for node in plan.nodes] == [
+        ["NVIDIA A100-SXM4-40GB"] * 8
+    ] * 2
+    for entry, sentence in (
+        ("machine: 9xA100", r"spec.nodes\[0\].machine: there is no machine '9xA100'; use one of 2xT4, "),
+        ("machine: K80, gpus: [{model: T4}]", r"spec.nodes\[0\]: give either machine or gpus"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            ClusterFile.parse(f"{head}{{nodes: [{{name: a, {entry}}}]}}").plan()

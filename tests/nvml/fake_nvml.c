@@ -6,6 +6,7 @@
  *   driver VERSION | cuda NUMBER               550.163.01 | 12040
  *   gpu I UUID MINOR BUSID MAJOR.MINOR BRAND TOTAL_MIB RESERVED_MIB RESETS NAME
  *                                              RESETS: none (no MIG), reset (mode waits for one), atonce
+ *   pci I DEVICE SUBSYSTEM                     as decimal numbers
  *   profile I ENUM ID SLICES WINDOW MAX SM COPY DEC ENC JPEG OFA MIB STARTS(a,b,c) ME(0|1)
  *   mig I MODE | instance I PROFILE_ID START   how the GPU was left: read once
  *   relation I J LEVEL | nvlink I LINK J       J = -1: a switch
@@ -54,7 +55,7 @@ typedef struct Instance {
 
 typedef struct Gpu {
   int kind, present, lost, gone, can_mig, at_once, answers;
-  unsigned minor, major_cc, minor_cc, brand, mode, pending, action;
+  unsigned minor, major_cc, minor_cc, brand, mode, pending, action, device_id, subsystem_id;
   unsigned long long total, reserved;
   char uuid[96], bus[32], name[96];
   Profile profiles[PROFILES];
@@ -217,6 +218,11 @@ static void obey(char *line, unsigned long *newest) {
     snprintf(gpu->uuid, sizeof gpu->uuid, "%s", text);
     snprintf(gpu->bus, sizeof gpu->bus, "%s", bus);
     snprintf(gpu->name, sizeof gpu->name, "%s", line + from);
+    return;
+  }
+  if (sscanf(line, "pci %u %u %u", &i, &a, &b) == 3 && i < GPUS) {
+    gpus[i].device_id = a;
+    gpus[i].subsystem_id = b;
     return;
   }
   Profile p;
@@ -407,6 +413,8 @@ typedef struct {
 
 static void pci_of(Gpu *gpu, Pci *pci) {
   memset(pci, 0, sizeof *pci);
+  pci->device_id = gpu->device_id;
+  pci->subsystem_id = gpu->subsystem_id;
   snprintf(pci->id, sizeof pci->id, "%s", gpu->bus);
   snprintf(pci->legacy, sizeof pci->legacy, "%.15s", gpu->bus + 4);
 }

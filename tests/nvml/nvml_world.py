@@ -129,6 +129,7 @@ def _gpu_lines(one: PaperGpu) -> Iterator[str]:
         f"gpu {gpu.index} {gpu.uuid} {gpu.minor} {gpu.pci_bus_id} {gpu.compute_capability} "
         f"{BRANDS[gpu.brand]} {gpu.memory_mib} {gpu.reserved_mib} {resets} {gpu.name}"
     )
+    yield f"pci {gpu.index} {gpu.pci_device_id or 0} {gpu.pci_subsystem_id or 0}"
     if one.mig is None:
         return
     for profile in one.mig.layout.geometry.profiles:

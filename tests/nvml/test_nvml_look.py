@@ -47,6 +47,7 @@ def test_eight_a100_are_listed_with_all_that_is_known(switched_on: Opened) -> No
     assert (gpu.name, gpu.brand, gpu.compute_capability) == ("NVIDIA A100-SXM4-40GB", "Nvidia", "8.0")
     assert (gpu.memory_mib, gpu.reserved_mib, gpu.usable_mib) == (40960, 424, 40536)
     assert (gpu.minor, gpu.pci_bus_id, gpu.numa_node) == (5, "00000000:15:00.0", 1)
+    assert gpu.pci_device_id == 0x20B010DE
     assert gpu.mig is not None
     assert not gpu.mig.current
     near = {link.uuid: link for link in gpu.links}

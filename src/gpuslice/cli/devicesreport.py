@@ -33,6 +33,7 @@ class GpuReport(Report, frozen=True):
     brand: str
     minor: int | None
     pci_bus_id: str
+    pci_device_id: str | None
     numa_node: int | None
     memory_mib: int = msgspec.field(name="memoryMiB")
     reserved_mib: int = msgspec.field(name="reservedMiB")
@@ -88,6 +89,7 @@ def _gpu(gpu: FoundGpu) -> GpuReport:
         gpu.brand,
         gpu.minor,
         gpu.pci_bus_id,
+        None if gpu.pci_device_id is None else f"0x{gpu.pci_device_id:08X}",
         gpu.numa_node,
         gpu.memory_mib,
         gpu.reserved_mib,

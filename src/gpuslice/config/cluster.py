@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from gpuslice.config.devices import ready_made
 from gpuslice.config.gpus import GpuEntry, inventory, read_unit
 from gpuslice.config.reader import Section, parse, read_document
 from gpuslice.devices.inventory import NodeGpus
@@ -40,7 +41,10 @@ class TaintEntry(Section, frozen=True):
 
 
 class NodeEntry(Section, frozen=True):
-    """One node (`name`), or `count` equal ones called `namePrefix`-0, -1 and so on."""
+    """One node (`name`), or `count` equal ones called `namePrefix`-0, -1 and so on.
+
+    `machine` is the name of a ready-made one ("8xA100-40"), in the place of `gpus`.
+    """
 
     name: str | None = None
     name_prefix: str | None = None
@@ -51,6 +55,18 @@ class NodeEntry(Section, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     taints: tuple[TaintEntry, ...] = ()
     gpus: tuple[GpuEntry, ...] = ()
+    machine: str | None = None
+
+    def hardware(self, field: str) -> tuple[GpuEntry, ...]:
+        """Its GPUs: those listed, or those of the ready-made machine. Raises InputError."""
+        if self.machine is None:
+            return self.gpus
+        if self.gpus:
+            raise InputError("give either machine or gpus", field=field)
+        try:
+            return ready_made(self.machine).spec.gpus
+        except InputError as error:
+            raise InputError(str(error), field=f"{field}.machine") from error
 
     def names(self, field: str) -> list[str]:
         """The names of the nodes that this entry stands for. Raises InputError."""
@@ -154,7 +170,7 @@ def _plan(entry: NodeEntry, name: str, unit: MemoryUnit, number: int, field: str
         entry.pods,
         entry.labels,
         entry.taints,
-        inventory(entry.gpus, unit, node=name, field=f"{field}.gpus"),
+        inventory(entry.hardware(field), unit, node=name, field=f"{field}.gpus"),
         address(number),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -87,10 +88,24 @@ def find_machine(path: Path) -> Path:
     """
     if path.exists() or path.suffix or len(path.parts) != 1:
         return path
-    for name in machines():
-        if name.casefold() == path.name.replace(" ", "-").casefold():
-            return READY_MADE / f"{name}.yaml"
-    raise InputError(
-        f"there is no such file, and no ready-made machine of that name; use one of {', '.join(machines())}",
-        field=str(path),
-    )
+    found = _ready_made(path.name)
+    if found is None:
+        raise InputError(
+            f"there is no such file, and no machine of that name; use one of {', '.join(machines())}",
+            field=str(path),
+        )
+    return found
+
+
+@cache
+def ready_made(name: str) -> DevicesFile:
+    """A machine that comes with gpuslice. Raises InputError that lists the names."""
+    path = _ready_made(name)
+    if path is None:
+        raise InputError(f"there is no machine {name!r}; use one of {', '.join(machines())}")
+    return DevicesFile.load(path)
+
+
+def _ready_made(name: str) -> Path | None:
+    wanted = name.replace(" ", "-").casefold()
+    return next((READY_MADE / f"{known}.yaml" for known in machines() if known.casefold() == wanted), None)

@@ -22,6 +22,7 @@ from gpuslice.units import MemoryUnit
 _NAMESPACE: Final = uuid.UUID("6d1c6a4e-3b6e-5f0e-9a57-0c3f5a3e7a10")
 _UUID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _FIRST_BUS: Final = 0x10
+_NVIDIA: Final = 0x10DE
 
 
 class GpuEntry(Section, frozen=True):
@@ -128,6 +129,7 @@ def _gpu(entry: GpuEntry, model: GpuModel, index: int, uuid: str) -> FoundGpu:
         compute_capability=model.compute_capability,
         healthy=entry.healthy,
         reason="" if entry.healthy else "marked unhealthy in the file",
+        pci_device_id=None if model.pci_device is None else model.pci_device << 16 | _NVIDIA,
     )
 
 

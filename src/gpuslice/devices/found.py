@@ -72,7 +72,8 @@ class FoundGpu:
     """One physical GPU. Memory in MiB; what is None the driver does not know.
 
     `memory_mib` is all of it, `reserved_mib` the driver's own part. `pci_bus_id` is written as NVML does:
-    00000000:07:00.0. `mig` is None if it cannot be partitioned.
+    00000000:07:00.0. `pci_device_id` is device and vendor in one number (0x20B010DE), `pci_subsystem_id` the
+    same of the board's maker. `mig` is None if it cannot be partitioned.
     """
 
     index: int
@@ -90,6 +91,8 @@ class FoundGpu:
     links: tuple[Link, ...] = ()
     healthy: bool = True
     reason: str = ""
+    pci_device_id: int | None = None
+    pci_subsystem_id: int | None = None
 
     @property
     def is_for_displays(self) -> bool:

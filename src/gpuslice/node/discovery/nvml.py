@@ -188,7 +188,8 @@ class NvmlDriver:
         uuid = str(call("nvmlDeviceGetUUID", device))
         self._uuids[nvmlcalls.address(device)] = uuid
         total, reserved = _memory(device)
-        bus = _bus(device)
+        pci = _known(lambda: call("nvmlDeviceGetPciInfo", device), None)
+        bus = str(pci.busId) if pci else ""
         mode = _known(lambda: MigMode(*map(bool, call("nvmlDeviceGetMigMode", device))), None)
         wish = nvmlcalls.recovery_action(device)
         capability = _known(lambda: call("nvmlDeviceGetCudaComputeCapability", device), ())
@@ -208,6 +209,8 @@ class NvmlDriver:
             links=self._links.get(uuid, ()),
             healthy=not wish,
             reason=f"the driver asks for {_WISHES.get(wish, f'recovery action {wish}')}" if wish else "",
+            pci_device_id=(int(pci.pciDeviceId) or None) if pci else None,
+            pci_subsystem_id=(int(pci.pciSubSystemId) or None) if pci else None,
         )
 
     def _mig_devices(self, device: Any, total_mib: int) -> tuple[MigDevice, ...]:
