@@ -1,7 +1,7 @@
 """Which resources a node has and with which ids: whole GPUs, MIG devices, replicas of them. Pure.
 
 The names, ids and error texts are those of NVIDIA's device plugin (`internal/rm`), with one difference: a
-part of a GPU instance (1c.4g.20gb) is a resource like any other, while NVIDIA's plugin cannot start because of it.
+part of a GPU instance (1c.4g.20gb) is a resource like any other; NVIDIA's plugin does not start with one.
 """
 
 from __future__ import annotations
