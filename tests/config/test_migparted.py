@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpuslice.config.migexport import MigState, export, text_of
-from gpuslice.config.migparted import MigPartedFile, MigTarget, MigWish, PciId
+from gpuslice.config.migparted import MigPartedFile, MigTarget, MigWish, PciId, unmet
 from gpuslice.config.migstandard import BOARDS, boards_of, standard_configs
+from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migspace import space_of
 from gpuslice.devices.migtables import FAMILIES, geometry_of
@@ -315,3 +316,27 @@ def test_a_file_is_named(tmp_path: Path) -> None:
         InputError, match=r"mig\.yaml: mig-configs: at least one entry in 'mig-configs' is required"
     ):
         MigPartedFile.load(path)
+
+
+def test_a_gpu_of_the_driver_is_selected_by_its_pci_ids() -> None:
+    gpu = FoundGpu(
+        0, "A100", "NVIDIA A100", 40960, 424, pci_device_id=0x20B010DE, pci_subsystem_id=0x134F10DE
+    )
+    target = MigTarget.of(gpu, geometry_of("A100-40"))
+    assert PciId.parse("0x20B010DE:0x134F10DE").matches(target.board)
+    assert PciId.parse("0x20B010DE").matches(target.board)
+
+
+def test_only_gpus_that_a_configuration_is_about_are_compared_with_it() -> None:
+    """mig-parted's `assert` says that a configuration for one of two GPUs is not applied when it is."""
+    wanted = wishes("devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 2}")
+    right = mig(0, A100, {"1g.5gb": 2, "3g.20gb": 1}).state
+    assert unmet(wanted, {0: right, 1: mig(1, A100, {}, enabled=False).state}) == []
+    assert unmet(wanted, {0: mig(0, A100, {"1g.5gb": 7}).state}) == [
+        "GPU 0 has 7 x 1g.5gb; it is to have 2 x 1g.5gb and 1 x 3g.20gb"
+    ]
+    assert unmet(wanted, {0: mig(0, A100, {}, enabled=False).state}) == ["GPU 0: MIG is off, it is to be on"]
+    assert unmet(wanted, {0: mig(0, A100, {}).state}) == [
+        "GPU 0 has nothing; it is to have 2 x 1g.5gb and 1 x 3g.20gb"
+    ]
+    assert unmet(wanted, {}) == ["GPU 0 has gone"]

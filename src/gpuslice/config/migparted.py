@@ -16,7 +16,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gpuslice.config.reader import load_yaml, read_file
+from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.mig import MigGeometry
+from gpuslice.devices.miglayout import say_counts
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migspace import space_of
 from gpuslice.errors import InputError
@@ -78,6 +80,11 @@ class MigTarget:
     name: str
     board: PciId
     geometry: MigGeometry | None
+
+    @classmethod
+    def of(cls, gpu: FoundGpu, geometry: MigGeometry | None) -> MigTarget:
+        """A GPU as the driver describes it; one without a PCI id is meant by no device-filter."""
+        return cls(gpu.index, gpu.name, PciId(gpu.pci_device_id or 0, gpu.pci_subsystem_id), geometry)
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name})"
@@ -187,6 +194,28 @@ def _fault(entry: MigEntry, gpu: MigTarget) -> str | None:
     if gpu.geometry is None:
         return "it does not support MIG"
     return space_of(gpu.geometry).why_impossible(entry.devices)
+
+
+def unmet(wishes: Mapping[int, MigWish], states: Mapping[int, MigWish]) -> list[str]:
+    """In which GPUs the node differs from a configuration, a sentence each; only GPUs that it is about."""
+    sentences = []
+    for index, wish in sorted(wishes.items()):
+        state = states.get(index)
+        if state is None:
+            sentences.append(f"GPU {index} has gone")
+        elif state.enabled != wish.enabled:
+            sentences.append(f"GPU {index}: MIG is {_on(state.enabled)}, it is to be {_on(wish.enabled)}")
+        elif dict(state.devices) != dict(wish.devices):
+            sentences.append(f"GPU {index} has {_say(state.devices)}; it is to have {_say(wish.devices)}")
+    return sentences
+
+
+def _on(enabled: bool) -> str:
+    return "on" if enabled else "off"
+
+
+def _say(devices: Mapping[MigProfile, int]) -> str:
+    return say_counts(sorted(devices.items()))
 
 
 # --- the grammar --------------------------------------------------------------------------------------
