@@ -639,7 +639,6 @@ int nvmlGpuInstanceDestroy(Instance *one) {
   BEGIN_INSTANCE(one);
   for (Compute *compute = one->computes; compute < one->computes + INSTANCES; compute++)
     if (compute->used) return leave(IN_USE);
-  if (one->busy) return leave(IN_USE);
   one->used = 0;
   return leave(OK);
 }

@@ -105,7 +105,7 @@ class DiscoveredGpus:
         health = self._after_start
         missing = not health.all_answer or not self._found.gpus
         try:
-            if self._broken or (missing and self._looked - self._opened >= REOPEN_SECONDS):
+            if missing and self._looked - self._opened >= REOPEN_SECONDS:
                 self._opened = self._looked
                 await asyncio.to_thread(self._driver.open)
             found = await asyncio.to_thread(self._driver.look)

@@ -90,7 +90,7 @@ class Driver(Protocol):
         """Cut a GPU instance; without a start the driver chooses one. NO_ROOM; NOT_SUPPORTED with MIG off."""
 
     def destroy_gpu_instance(self, gpu: str, gpu_instance: int) -> None:
-        """IN_USE while it has compute instances or a program runs in it."""
+        """IN_USE while it has compute instances."""
 
     def create_compute_instance(self, gpu: str, gpu_instance: int, slices: int) -> ComputeInstance:
         """Make a MIG device of some or all of a GPU instance's compute slices. NO_ROOM."""

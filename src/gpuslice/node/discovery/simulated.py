@@ -172,8 +172,8 @@ class SimulatedDriver:
         with self._news:
             mig = self._mig(gpu)
             instance = _find(mig, gpu_instance)
-            if instance.compute or gpu_instance in mig.busy:
-                raise DriverError(Trouble.IN_USE, f"GPU {gpu}: {instance} is in use")
+            if instance.compute:
+                raise DriverError(Trouble.IN_USE, f"GPU {gpu}: {instance} has compute instances")
             self._set(mig, tuple(one for one in mig.layout.instances if one.id != gpu_instance))
 
     def create_compute_instance(self, gpu: str, gpu_instance: int, slices: int) -> ComputeInstance:
