@@ -45,14 +45,31 @@ def every_content(slices: int) -> tuple[Content, ...]:
     return tuple(contents)
 
 
-def cheapest(now: MigLayout, wanted: Mapping[MigProfile, int], *, exactly: bool) -> tuple[int, int] | None:
-    """The lowest (instances destroyed, steps) of all ways to what is wanted; None if there is no way."""
-    costs = (
-        cost
-        for windows in every_legal(now.geometry)
-        for cost in _costs(now, windows, Counter(dict(wanted)), exactly)
+@lru_cache(1 << 16)
+def future(geometry: MigGeometry, windows: Windows) -> int:
+    """How many single windows could be added."""
+    return sum(
+        (profile, start) not in windows and legal(geometry, (*windows, (profile, start)))
+        for profile in geometry.profiles
+        for start in profile.starts
     )
-    return min(costs, default=None)
+
+
+def cheapest(
+    now: MigLayout, wanted: Mapping[MigProfile, int], *, exactly: bool
+) -> tuple[int, int, int] | None:
+    """The best (instances destroyed, steps, placements that remain possible) of all ways to what is wanted.
+
+    None if there is no way. The first two are as low as can be, then the third as high.
+    """
+    best: tuple[int, int, int] | None = None
+    for windows in every_legal(now.geometry):
+        for destroyed, steps in _costs(now, windows, Counter(dict(wanted)), exactly):
+            if best is None or (destroyed, steps) <= best[:2]:
+                left = future(now.geometry, windows)
+                if best is None or (destroyed, steps, -left) < (*best[:2], -best[2]):
+                    best = destroyed, steps, left
+    return best
 
 
 def _costs(

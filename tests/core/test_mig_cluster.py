@@ -158,6 +158,24 @@ def test_a_gpu_that_is_cut_already_is_preferred() -> None:
     assert [(one.node, one.devices[0][1]) for one in plan.placed] == [("b", "b-1")]
 
 
+def test_a_gpu_that_is_cut_already_is_preferred_although_more_becomes_impossible_on_it() -> None:
+    gpus = node("a", EMPTY, use(layout(A100, "3g.20gb@4"), 4))
+    plan = plan_cluster(gpus, [MigDemand("p", want("1x1g.5gb"))])
+    assert list(plan.plans) == ["a-1"]
+
+
+def test_a_small_instance_goes_where_the_least_becomes_impossible() -> None:
+    gpus = node("a", use(layout(A100, "1g.5gb@6"), 6), use(layout(A100, "3g.20gb@4", "1g.5gb@0"), 0, 4))
+    plan = plan_cluster(gpus, [MigDemand("p", want("1x1g.5gb"))])
+    assert list(plan.plans) == ["a-1"]
+
+
+def test_of_two_pods_of_which_one_fits_the_larger_is_served() -> None:
+    gpus = node("a", use(layout(A100, "3g.20gb@4"), 4))
+    plan = plan_cluster(gpus, [MigDemand("a", want("1x1g.5gb")), MigDemand("b", want("1x4g.20gb"))])
+    assert ([one.pod for one in plan.placed], list(plan.refused)) == (["b"], ["a"])
+
+
 def test_an_idle_instance_is_taken_before_one_is_cut() -> None:
     gpus = [*node("a", use(layout(A100, "1g.5gb@6"), 6)), *node("b", layout(A100, "2g.10gb@4"))]
     plan = plan_cluster(gpus, [MigDemand("p", want("1x2g.10gb"))])

@@ -105,7 +105,7 @@ def test_no_plan_destroys_more_or_is_longer_than_the_best(
         if isinstance(outcome, Verdict):
             assert best is None
             return
-        assert (outcome.destroyed, len(outcome.steps)) == best
+        assert (outcome.destroyed, len(outcome.steps), outcome.future) == best
         check(outcome, now)
 
     compare()

@@ -297,9 +297,11 @@ class _Round:
         return tuple(demand.pod for demand in self.turn)
 
     @property
-    def key(self) -> tuple[int, _Cost]:
-        """Smaller is better: most pods placed, then the lowest cost."""
-        return -len(self.placed), _sum(state.cost for gpus in self._nodes.values() for state, _ in gpus)
+    def key(self) -> tuple[int, int, int, _Cost]:
+        """Smaller is better: most pods placed, then the fewest instances destroyed, then the largest pods."""
+        cost = _sum(state.cost for gpus in self._nodes.values() for state, _ in gpus)
+        slices = sum(device.compute for one in self.placed for device, _ in one.devices)
+        return -len(self.placed), cost[0], -slices, cost
 
     def result(self, gpus: Sequence[MigGpu]) -> ClusterPlan:
         """What this round came to."""

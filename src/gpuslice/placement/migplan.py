@@ -106,7 +106,9 @@ class _Outcome:
     @property
     def key(self) -> tuple[int, int, list[int]]:
         """Smaller is better among outcomes that destroy equally many."""
-        return len(self.filling.starts), -self.filling.future, [start for _, start in self.filling.starts]
+        parts = sum(len(part) for _, packing in self.packings for part in (*packing.into, *packing.new))
+        starts = [start for _, start in self.filling.starts]
+        return len(starts) + parts, -self.filling.future, starts
 
 
 # A cluster has many GPUs that are cut alike, and is asked again and again while pods wait.
