@@ -91,7 +91,7 @@ def test_what_is_right_is_said_to_be(tmp_path: Path) -> None:
         (
             LIST,
             "m.yaml: Pod p-*: error: spec.containers[0].resources: container 'a' asks for aliyun.com/gpu-mem and "
-            "nvidia.com/gpu; a whole GPU has all its memory, ask for one of the two",
+            "nvidia.com/gpu; a container gets GPUs of one kind, ask for one of them",
         ),
         (
             POD % "nvidia.com/gpu: [1]",

@@ -35,18 +35,39 @@ def plain_node(name: str, units: int, gpus: int, **more: object) -> Node:
     )
 
 
-def agent_node(name: str, *gib: int, unit: MemoryUnit = GIB, healthy: tuple[bool, ...] = ()) -> Node:
-    """A node whose agent has published its GPUs and registered its plugins."""
+def mig_device(index: int, node: str, profile: str, parent: str = "A100") -> Gpu:
+    """A MIG device as the strategy `mixed` offers it."""
+    return Gpu(
+        index,
+        f"MIG-{node}-{index}",
+        f"NVIDIA A100-SXM4-40GB MIG {profile}",
+        int(profile.partition(".")[2].removesuffix("gb")) * 1024,
+        resource=f"{names.MIG_PREFIX}{profile}",
+        parent=f"GPU-{node}-{parent}",
+        shareable=False,
+    )
+
+
+def agent_node(
+    name: str,
+    *gib: int,
+    unit: MemoryUnit = GIB,
+    healthy: tuple[bool, ...] = (),
+    mig: tuple[str, ...] = (),
+) -> Node:
+    """A node whose agent has published its GPUs and registered its plugins; `mig` are devices of one more GPU."""
     gpus = tuple(
         Gpu(i, f"GPU-{name}-{i}", "Tesla T4", size * 1024, healthy[i] if healthy else True)
         for i, size in enumerate(gib)
     )
+    gpus += tuple(mig_device(len(gib) + i, name, profile) for i, profile in enumerate(mig))
     inventory = NodeGpus(gpus, unit)
     amounts = {
         names.GPU_MEM: str(sum(inventory.units_of(gpu) for gpu in gpus)),
         names.GPU_COUNT: str(len(gpus)),
-        names.WHOLE_GPU: str(len(gpus)),
     }
+    for resource in inventory.resources:
+        amounts[resource] = str(sum(gpu.resource == resource for gpu in gpus))
     return msgspec.convert(
         {
             "metadata": {"name": name, "annotations": encode_gpus(inventory)},

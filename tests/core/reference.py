@@ -41,6 +41,11 @@ def allowed(allocation: Allocation, request: PodRequest, unit: MemoryUnit, rooms
     shared = {g.gpu for g in allocation.grants if not g.whole}
     if wholes & shared:
         return False
+    asked = {container.name: container for container in request.containers}
+    for grant in allocation.grants:
+        room = by_uuid[grant.gpu]
+        if not (room.resource == asked[grant.container].resource if grant.whole else room.shareable):
+            return False
     if any(not by_uuid[uuid].healthy for uuid in wholes | shared):
         return False
     if any(by_uuid[u].holders or by_uuid[u].free_mib < by_uuid[u].total_mib for u in wholes):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from builders import mig_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import allowed, possible
 
 from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.names import MIG_PREFIX, WHOLE_GPU
 from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.node import GpuRoom, place
 from gpuslice.placement.policy import Policy
@@ -16,6 +18,7 @@ from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 from gpuslice.units import MemoryUnit
 
+MIG = f"{MIG_PREFIX}1g.5gb"
 UNITS = st.sampled_from([MemoryUnit(1024), MemoryUnit(256), MemoryUnit(1)])
 
 
@@ -26,8 +29,21 @@ def rooms(draw: st.DrawFn) -> list[GpuRoom]:
         total = draw(st.sampled_from([0, 4, 8, 15])) * 1024 + draw(st.sampled_from([0, 773]))
         holders = draw(st.integers(0, 2))
         used = draw(st.integers(0, 18)) * 1024 if holders else 0
+        resource = draw(st.sampled_from([WHOLE_GPU, WHOLE_GPU, WHOLE_GPU, MIG]))
+        parent = draw(st.sampled_from(["GPU-a", "GPU-b"])) if resource == MIG else ""
         found.append(
-            GpuRoom(index, f"GPU-{index}", total - used, total, holders, draw(st.booleans() | st.just(True)))
+            GpuRoom(
+                index,
+                f"GPU-{index}",
+                total - used,
+                total,
+                holders,
+                draw(st.booleans() | st.just(True)),
+                resource,
+                parent,
+                # MIG devices need not be kept from sharing; a GPU that NVIDIA's replicas have can be.
+                draw(st.sampled_from([not parent, not parent, not parent, bool(parent)])),
+            )
         )
     return found
 
@@ -40,7 +56,9 @@ def pod_requests(draw: st.DrawFn, unit: MemoryUnit) -> PodRequest:
         roles = [Role.APP, Role.APP, Role.SIDECAR] + ([Role.INIT] if across == 1 else [])
         role = draw(st.sampled_from(roles))
         if draw(st.integers(0, 3)) == 0:
-            containers.append(ContainerRequest(f"c{number}", role, whole=draw(st.integers(1, 2))))
+            resource = draw(st.sampled_from([WHOLE_GPU, MIG]))
+            count = draw(st.integers(1, 2))
+            containers.append(ContainerRequest(f"c{number}", role, whole=count, resource=resource))
         else:
             units = draw(st.integers(1, 9)) * (1024 // unit.mib)
             containers.append(ContainerRequest(f"c{number}", role, units * across, across))
@@ -74,8 +92,23 @@ def test_arrays_and_exact_search_give_the_same_verdict(data: st.DataObject, unit
     for number in range(data.draw(st.integers(1, 4))):
         node = data.draw(rooms())
         name = f"n{number}"
-        gpus = tuple(Gpu(r.index, f"{name}-{r.index}", "m", r.total_mib, r.healthy) for r in node)
-        limits = data.draw(st.sampled_from([{}, {"units": 3}, {"whole": 1}]))
+        gpus = tuple(
+            Gpu(
+                r.index,
+                f"{name}-{r.index}",
+                "m",
+                r.total_mib,
+                r.healthy,
+                "",
+                r.resource,
+                r.parent,
+                r.shareable,
+            )
+            for r in node
+        )
+        limits = data.draw(
+            st.sampled_from([{}, {"units": 3}, {"whole": {WHOLE_GPU: 1}}, {"whole": {MIG: 1}}])
+        )
         fleet.set_node(name, NodeGpus(gpus, unit), **limits)
         for room in node:
             if room.holders:
@@ -94,7 +127,10 @@ def test_charging_and_releasing_leaves_nothing_behind(data: st.DataObject) -> No
     unit = MemoryUnit(1024)
     fleet = Fleet()
     fleet.set_node(
-        "n", NodeGpus(tuple(Gpu(i, f"g{i}", "m", 16000) for i in range(3)), unit), units=45, whole=3
+        "n",
+        NodeGpus((*(Gpu(i, f"g{i}", "m", 16000) for i in range(3)), mig_device(3, "n", "1g.5gb")), unit),
+        units=45,
+        whole={WHOLE_GPU: 3, MIG: 1},
     )
     before = fleet.rooms("n")
     held: list[tuple[Allocation, PodRequest]] = []

@@ -20,7 +20,7 @@ from gpuslice.kube.wire import Pod
 from gpuslice.local.kubelet.devicemanager import AllocationError, Ask, DeviceManager, Holding, Reusable
 from gpuslice.names import GPU_MEM, WHOLE_GPU
 from gpuslice.node.deviceids import DeviceIds
-from gpuslice.node.holdings import RESOURCES, Held, Refusal, Unsure
+from gpuslice.node.holdings import Held, Refusal, Unsure
 from gpuslice.node.identity import Identity
 from gpuslice.node.kubeletmessages import (
     ContainerAllocation,
@@ -43,6 +43,7 @@ class Part:
     whole: int = 0
     init: bool = False
     sidecar: bool = False
+    resource: str = WHOLE_GPU
 
 
 def app(*units: int) -> tuple[Part, ...]:
@@ -51,7 +52,7 @@ def app(*units: int) -> tuple[Part, ...]:
 
 def manifest(name: str, uid: str, parts: Sequence[Part], across: int = 1) -> dict[str, Any]:
     def container(part: Part) -> dict[str, Any]:
-        wanted = {names.GPU_MEM: part.units, names.WHOLE_GPU: part.whole}
+        wanted = {names.GPU_MEM: part.units, part.resource: part.whole}
         limits = {resource: str(count) for resource, count in wanted.items() if count}
         body: dict[str, Any] = {"name": part.name, "resources": {"limits": limits}}
         if part.sidecar:
@@ -99,10 +100,10 @@ class KubeletCrashError(Exception):
 class NodeWorld:
     """One node, with everything around the ledger."""
 
-    def __init__(self, *gib: int, seed: int = 0) -> None:
+    def __init__(self, *gib: int, mig: tuple[str, ...] = (), seed: int = 0) -> None:
         self.random = Random(seed)
         self.clock = StoppedClock()
-        self.node = agent_node("n1", *gib)
+        self.node = agent_node("n1", *gib, mig=mig)
         self.cluster = Cluster(clock=self.clock)
         self.cluster.set_node(self.node)
         gpus = self.cluster.gpus("n1")
@@ -120,8 +121,13 @@ class NodeWorld:
         self.serial = 0
         self.failures: list[str] = []
 
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """All that this node's plugins offer."""
+        return (GPU_MEM, *self.gpus.resources)
+
     def _plug(self) -> None:
-        for resource in RESOURCES:
+        for resource in self.resources:
             self.manager.connect(resource)
             self.manager.set_devices(
                 resource, [Device(*listed) for listed in DeviceIds(self.gpus).listed(resource)]
@@ -246,7 +252,7 @@ class NodeWorld:
     def restart_kubelet(self) -> None:
         holdings = list(self.manager.all_holdings())
         self.manager = DeviceManager(self.random)
-        self.manager.restore(RESOURCES, holdings, 0.0)
+        self.manager.restore(self.resources, holdings, 0.0)
         self._plug()
 
     def admit(self, uid: str, *, restart_agent_at: int = -1, crash_at: int = -1) -> bool:
@@ -255,7 +261,7 @@ class NodeWorld:
         for step, part in enumerate(run.order):
             if step == restart_agent_at:
                 self.restart_agent()
-            resource, size = (GPU_MEM, part.units) if part.units else (WHOLE_GPU, part.whole)
+            resource, size = (GPU_MEM, part.units) if part.units else (part.resource, part.whole)
             try:
                 ids = self._allocate(run, part, resource, size, reusable, crash=step == crash_at)
             except KubeletCrashError:
@@ -311,7 +317,7 @@ class NodeWorld:
 
     def pre_start(self, uid: str, part: Part) -> Identity | Refusal:
         """kubelet is about to start one container."""
-        resource = GPU_MEM if part.units else WHOLE_GPU
+        resource = GPU_MEM if part.units else part.resource
         ids = self.manager.held(uid, part.name, resource)
         assert ids
         listing = self.listing()
@@ -355,7 +361,7 @@ class NodeWorld:
         run = self.runs[uid]
         out = {}
         for part in run.order:
-            ids = self.manager.held(uid, part.name, GPU_MEM if part.units else WHOLE_GPU)
+            ids = self.manager.held(uid, part.name, GPU_MEM if part.units else part.resource)
             if ids:
                 out[part.name] = ids
         return out
@@ -376,7 +382,10 @@ class NodeWorld:
         """The GPUs of each container, by what the kubelet gave it."""
         return {
             name: {
-                gpu for device in ids for resource in RESOURCES if (gpu := self.ids.locate(resource, device))
+                gpu
+                for device in ids
+                for resource in self.resources
+                if (gpu := self.ids.locate(resource, device))
             }
             for name, ids in self.held(uid).items()
         }

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from node_world import NodeWorld, Part, app
 
-from gpuslice.names import GPU_MEM, WHOLE_GPU
+from gpuslice.names import GPU_MEM, MIG_PREFIX
 from gpuslice.node.holdings import Owner
 from gpuslice.node.identity import Identity
 from gpuslice.node.ledger import SETTLED_SECONDS, STRANGER_SECONDS
 
+SMALL, LARGE = f"{MIG_PREFIX}1g.5gb", f"{MIG_PREFIX}2g.10gb"
 SHAPES = [
     app(2),
     app(2),
@@ -29,6 +30,9 @@ SHAPES = [
     (Part("s", 2, sidecar=True), Part("c0", 3)),
     (Part("c0", whole=1),),
     (Part("c0", whole=1), Part("c1", 2)),
+    (Part("c0", whole=1, resource=SMALL),),
+    (Part("c0", whole=1, resource=SMALL), Part("c1", 2), Part("c2", whole=1, resource=LARGE)),
+    (Part("i", whole=1, init=True, resource=SMALL), Part("c0", whole=2, resource=SMALL)),
 ]
 SPREAD = app(4)
 JUST_CAUSES = (
@@ -44,7 +48,7 @@ class Node(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**16))
     def begin(self, seed: int) -> None:
-        self.world = NodeWorld(8, 8, 16, 10, seed=seed)
+        self.world = NodeWorld(8, 8, 16, 10, mig=("1g.5gb",) * 3 + ("2g.10gb",), seed=seed)
 
     # --- users and scheduler ----------------------------------------------------------------------
     @rule(
@@ -184,7 +188,7 @@ class Node(RuleBasedStateMachine):
                 for gpu in self.world.gpus_of(uid).get(name, ()):
                     modes.setdefault(gpu, set()).add((resource, uid))
         for users in modes.values():
-            whole = {user for user in users if user[0] == WHOLE_GPU}
+            whole = {user for user in users if user[0] != GPU_MEM}
             assert not whole or len(users) == 1
 
     @invariant()
@@ -201,7 +205,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def containers_of_a_pod_with_init_containers_share_a_gpu(self) -> None:
         for uid, run in self.world.runs.items():
-            if run.admitted and any(part.init for part in run.parts):
+            if run.admitted and any(part.init and part.units for part in run.parts):
                 gpus = self.world.gpus_of(uid)
                 if len(run.started) == len(run.order):
                     assert len(set().union(*gpus.values())) == 1
@@ -250,7 +254,7 @@ class Node(RuleBasedStateMachine):
 
     def _resource(self, uid: str, name: str) -> str:
         part = next(part for part in self.world.runs[uid].parts if part.name == name)
-        return GPU_MEM if part.units else WHOLE_GPU
+        return GPU_MEM if part.units else part.resource
 
 
 TestNode = Node.TestCase

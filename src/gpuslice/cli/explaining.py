@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpuslice import names
 from gpuslice.cluster.records import PodRecord
 from gpuslice.cluster.state import Cluster, has_ended
 from gpuslice.devices.inventory import Gpu
@@ -89,9 +90,16 @@ def say_request(request: PodRequest, cluster: Cluster) -> str:
     return "it asks for " + " and ".join(parts)
 
 
+def say_devices(resource: str, count: int) -> str:
+    """Whole devices for sentences: "whole GPUs", "nvidia.com/mig-1g.5gb"."""
+    if resource != names.WHOLE_GPU:
+        return resource
+    return "whole GPU" if count == 1 else "whole GPUs"
+
+
 def _say_container(container: ContainerRequest, unit: MemoryUnit | None) -> str:
     if container.whole:
-        amount = f"{container.whole} whole GPU{'s' if container.whole > 1 else ''}"
+        amount = f"{container.whole} {say_devices(container.resource, container.whole)}"
     elif unit is None:
         amount = f"{container.units} units of GPU memory"
     else:
@@ -145,13 +153,10 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
     assert gpus is not None
     mine = {charge.gpu: charge.mib for charge in record.charges}
     rooms = [
-        GpuRoom(
-            room.index,
-            room.uuid,
-            room.free_mib + mine.get(room.uuid, 0),
-            room.total_mib,
-            room.holders - (room.uuid in mine),
-            room.healthy,
+        replace(
+            room,
+            free_mib=room.free_mib + mine.get(room.uuid, 0),
+            holders=room.holders - (room.uuid in mine),
         )
         for room in cluster.fleet.rooms(record.node)
     ]
@@ -162,7 +167,7 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
         indexes = ", ".join(f"GPU{room.index}" for room in rooms if room.uuid in choice.gpus)
         return f"the choice fell when the node looked different; today it would be {indexes}"
     if record.request.whole:
-        return "the smallest GPUs that nobody used"
+        return "the smallest that nobody used"
     chosen = [room for room in rooms if room.uuid in choice.gpus]
     fitting = [room for room in rooms if room.healthy and room.free_mib >= min(mine.values())]
     if len(fitting) == len(chosen):

@@ -31,6 +31,9 @@ class _GpuRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     mib: int
     healthy: bool = True
     reason: str = ""
+    resource: str = names.WHOLE_GPU
+    parent: str = ""
+    shareable: bool = True
 
 
 _gpus = msgspec.json.Decoder(list[_GpuRecord])
@@ -40,7 +43,17 @@ _by_container = msgspec.json.Decoder(dict[str, dict[str, int]])
 def encode_gpus(gpus: NodeGpus) -> dict[str, str]:
     """The annotations by which a node's agent publishes its GPUs and its unit."""
     records = [
-        _GpuRecord(gpu.index, gpu.uuid, gpu.model, gpu.memory_mib, gpu.healthy, gpu.reason)
+        _GpuRecord(
+            gpu.index,
+            gpu.uuid,
+            gpu.model,
+            gpu.memory_mib,
+            gpu.healthy,
+            gpu.reason,
+            gpu.resource,
+            gpu.parent,
+            gpu.shareable,
+        )
         for gpu in gpus.gpus
     ]
     return {names.NODE_GPUS: msgspec.json.encode(records).decode(), names.MEMORY_UNIT: str(gpus.unit)}
@@ -62,7 +75,11 @@ def decode_gpus(annotations: Mapping[str, str]) -> NodeGpus | None:
             f"not readable ({error}); restart the node's agent, it writes it anew", field=field
         ) from error
     unit = MemoryUnit.parse(annotations.get(names.MEMORY_UNIT, "GiB"))
-    return NodeGpus(tuple(Gpu(r.index, r.uuid, r.model, r.mib, r.healthy, r.reason) for r in records), unit)
+    gpus = (
+        Gpu(r.index, r.uuid, r.model, r.mib, r.healthy, r.reason, r.resource, r.parent, r.shareable)
+        for r in records
+    )
+    return NodeGpus(tuple(gpus), unit)
 
 
 def encode_allocation(

@@ -15,14 +15,14 @@ from gpuslice.units import MemoryUnit, parse_count
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node's GPUs and what its device plugin lets the kubelet hand out now (units, whole GPUs).
+    """A node's GPUs and what its device plugin lets the kubelet hand out now (units, whole GPUs by resource).
 
     `problem` is a sentence if the node's own data could not be read; it then has no GPUs.
     """
 
     gpus: NodeGpus
     units: int
-    whole: int
+    whole: Mapping[str, int]
     address: str = "unknown"
     problem: str = ""
 
@@ -36,9 +36,9 @@ def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] =
     try:
         gpus = decode_gpus(node.annotations) or _without_agent(node, default_unit)
         units = _count(node.status.allocatable, names.GPU_MEM)
-        whole = _count(node.status.allocatable, names.WHOLE_GPU)
+        whole = {resource: _count(node.status.allocatable, resource) for resource in gpus.resources}
     except InputError as error:
-        return NodeFacts(NodeGpus((), default_unit), 0, 0, address, f"node {node.name}: {error}")
+        return NodeFacts(NodeGpus((), default_unit), 0, {}, address, f"node {node.name}: {error}")
     marked = tuple(
         replace(gpu, healthy=False, reason=f"listed in ConfigMap {names.UNHEALTHY_PREFIX}{node.name}")
         if gpu.index in unhealthy
@@ -59,9 +59,14 @@ def _without_agent(node: Node, default_unit: MemoryUnit) -> NodeGpus:
         units, count = 0, _count(capacity, names.WHOLE_GPU)
     count = min(count, MAX_GPUS)
     size = unit.to_mib(units // count) if count else 0
-    return NodeGpus(
-        tuple(Gpu(i, f"{node.name}/gpu{i}", "", min(size, 2**31 - 1)) for i in range(count)), unit
-    )
+    gpus = [Gpu(i, f"{node.name}/gpu{i}", "", min(size, 2**31 - 1)) for i in range(count)]
+    for resource in sorted(capacity or {}):
+        if resource.startswith(names.MIG_PREFIX):
+            # NVIDIA's device plugin: how many there are is all that it says.
+            for i in range(min(_count(capacity, resource), MAX_GPUS - len(gpus))):
+                uuid = f"{node.name}/{resource}/{i}"
+                gpus.append(Gpu(len(gpus), uuid, "", 0, resource=resource, shareable=False))
+    return NodeGpus(tuple(gpus), unit)
 
 
 def _count(amounts: Mapping[str, str | int | float] | None, resource: str) -> int:

@@ -352,7 +352,11 @@ class Cluster:
         if not emptiest:
             return ()
         shares = gpus.unit.to_mib(peak((c.role, c.units) for c in request.containers))
-        whole = tuple(Charge(room.uuid, room.total_mib, whole=True) for room in emptiest[: request.whole])
+        whole = tuple(
+            Charge(room.uuid, room.total_mib, whole=True)
+            for resource, count in request.devices.items()
+            for room in [room for room in emptiest if room.resource == resource][:count]
+        )
         return (*whole, Charge(emptiest[0].uuid, shares, whole=False)) if shares else whole
 
     def _charge(self, record: PodRecord) -> None:

@@ -3,6 +3,9 @@
 Models may be mixed: every GPU carries its own memory (gpushare gave all GPUs the size of the first).
 The identity of a GPU is its UUID; the index is how humans and gpushare's annotations call it and may
 change at a reboot.
+
+A MIG device is a GPU here, too: it has a UUID and memory of its own, and a container holds it or does not.
+So one engine places both. What it is a part of is its `parent`, which itself is then not in the list.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpuslice import names
 from gpuslice.errors import InputError
 from gpuslice.units import GIB, MemoryUnit
 
-MAX_GPUS = 64
-"""GPUs per node that the engine has room for; the largest machines today have 16."""
+MAX_GPUS = 128
+"""GPUs per node that the engine has room for: the largest machines today have 16, of 7 MIG devices each."""
 
 
 class Mode(StrEnum):
@@ -29,7 +33,11 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical GPU. `memory_mib` is what containers can hold; `reason` says why it is unhealthy."""
+    """One GPU or MIG device. `memory_mib` is what containers can hold; `reason` says why it is unhealthy.
+
+    `resource` is the extended resource that counts it as a whole. `parent`: the UUID of the GPU that it is a
+    part of, "" if it is none. `shareable`: shares of its memory can be given out.
+    """
 
     index: int
     uuid: str
@@ -37,6 +45,14 @@ class Gpu:
     memory_mib: int
     healthy: bool = True
     reason: str = ""
+    resource: str = names.WHOLE_GPU
+    parent: str = ""
+    shareable: bool = True
+
+    @property
+    def physical(self) -> str:
+        """The UUID of the piece of hardware."""
+        return self.parent or self.uuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +97,9 @@ class NodeGpus:
 
     def units_of(self, gpu: Gpu) -> int:
         """Units of gpu-mem that the GPU offers."""
-        return self.unit.units_in(gpu.memory_mib)
+        return self.unit.units_in(gpu.memory_mib) if gpu.shareable else 0
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The resources that count whole devices here; `nvidia.com/gpu` first, even if it has none."""
+        return tuple(dict.fromkeys((names.WHOLE_GPU, *(gpu.resource for gpu in self.gpus))))

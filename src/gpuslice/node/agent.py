@@ -129,19 +129,24 @@ class Agent:
             clock=self._clock,
             random=self._random,
         )
-        plugins = [Plugin(resource, desk) for resource in (names.GPU_MEM, names.WHOLE_GPU)]
         async with asyncio.TaskGroup() as group:
             group.create_task(pods.run())
             group.create_task(nodes.run())
             group.create_task(node.run())
             await self._rebuild(desk, pods)
             group.create_task(desk.publisher.run())
-            group.create_task(self._follow_devices(desk, node, plugins))
+            self._open_stations(desk, group)
+            group.create_task(self._follow_devices(desk, node, group))
             group.create_task(self._reconcile(desk, pods))
-            self._stations = tuple(
-                Station(plugin, self._folder, clock=self._clock, random=self._random) for plugin in plugins
-            )
-            for station in self._stations:
+
+    def _open_stations(self, desk: Desk, group: asyncio.TaskGroup) -> None:
+        """Serve each resource that the node has. One that it has no more stays, and offers nothing."""
+        served = {station.resource for station in self._stations}
+        for resource in (names.GPU_MEM, *desk.ledger.gpus.resources):
+            if resource not in served:
+                plugin = Plugin(resource, desk)
+                station = Station(plugin, self._folder, clock=self._clock, random=self._random)
+                self._stations = (*self._stations, station)
                 group.create_task(station.run())
 
     async def _rebuild(self, desk: Desk, pods: Reflector[Pod]) -> None:
@@ -159,7 +164,7 @@ class Agent:
         if pods.synced.is_set():
             desk.sweep()
 
-    async def _follow_devices(self, desk: Desk, node: NodePublisher, plugins: list[Plugin]) -> None:
+    async def _follow_devices(self, desk: Desk, node: NodePublisher, group: asyncio.TaskGroup) -> None:
         while True:
             await self._backend.changed()
             try:
@@ -172,8 +177,9 @@ class Agent:
                 )
                 continue
             node.check()
-            for plugin in plugins:
-                plugin.changed()
+            for station in self._stations:
+                station.plugin.changed()
+            self._open_stations(desk, group)
 
     async def _reconcile(self, desk: Desk, pods: Reflector[Pod]) -> None:
         """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""

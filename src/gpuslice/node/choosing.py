@@ -28,7 +28,7 @@ def free_ids(ids: DeviceIds, resource: str, offered: Collection[str], held: Iter
     for holding in held:
         if holding.resource == resource:
             taken |= holding.ids
-        if holding.resource != resource or resource == names.WHOLE_GPU:
+        if holding.resource != resource or resource != names.GPU_MEM:
             closed |= holding.gpus.keys()
     found = ids.per_gpu(resource, [device_id for device_id in offered if device_id not in taken])
     return {uuid: mine for uuid, mine in found.items() if uuid not in closed}
@@ -45,7 +45,7 @@ def beside(
             f"GPU {sick[0].index}, which the pod's init container used, is unhealthy: {sick[0].reason}"
         )
     missing = size - len(kept)
-    if resource == names.WHOLE_GPU:
+    if resource != names.GPU_MEM:
         spare = [device_id for mine in free.values() for device_id in mine if device_id not in kept]
     elif len(where) == 1:
         spare = [device_id for device_id in free.get(next(iter(where)), ()) if device_id not in kept]
@@ -175,9 +175,9 @@ def _rest(wish: Wish, resource: str) -> PodRequest:
 
 def _stranger(resource: str, size: int) -> ContainerRequest:
     """A container of a pod that we have not heard of."""
-    if resource == names.WHOLE_GPU:
-        return ContainerRequest("", Role.APP, whole=size)
-    return ContainerRequest("", Role.APP, units=size)
+    if resource == names.GPU_MEM:
+        return ContainerRequest("", Role.APP, units=size)
+    return ContainerRequest("", Role.APP, whole=size, resource=resource)
 
 
 def _rooms(
@@ -209,18 +209,32 @@ def _rooms(
     rooms = []
     for gpu in gpus.gpus:
         spare = len(free.get(gpu.uuid, ()))
-        mib = spare * gpu.memory_mib if resource == names.WHOLE_GPU else gpus.unit.to_mib(spare)
+        mib = gpus.unit.to_mib(spare) if resource == names.GPU_MEM else spare * gpu.memory_mib
         left = mib - promised.get(gpu.uuid, 0)
-        rooms.append(GpuRoom(gpu.index, gpu.uuid, left, gpu.memory_mib, int(gpu.uuid in busy), gpu.healthy))
+        rooms.append(
+            GpuRoom(
+                gpu.index,
+                gpu.uuid,
+                left,
+                gpu.memory_mib,
+                int(gpu.uuid in busy),
+                # What the kubelet does not offer is no choice, however little it is.
+                gpu.healthy and (resource == names.GPU_MEM or spare > 0 or gpu.uuid in busy),
+                gpu.resource,
+                gpu.parent,
+                gpu.shareable,
+            )
+        )
     return rooms
 
 
 def _why_not(gpus: NodeGpus, resource: str, free: Free, size: int, wishes: Sequence[Wish]) -> Refusal:
     across = wishes[0].container.across if wishes else 1
-    if resource == names.WHOLE_GPU:
+    if resource != names.GPU_MEM:
+        of_kind = sum(gpu.resource == resource for gpu in gpus.gpus)
         return Refusal(
             f"the container asks for {_say(gpus, resource, size)}, but {len(free)} of this node's "
-            f"{len(gpus.gpus)} are healthy, free of shares and not promised to other pods"
+            f"{of_kind} are healthy, free of shares and not promised to other pods"
         )
     each = size // across
     most = max((len(mine) for mine in free.values()), default=0)
@@ -238,4 +252,6 @@ def _why_not(gpus: NodeGpus, resource: str, free: Free, size: int, wishes: Seque
 def _say(gpus: NodeGpus, resource: str, count: int) -> str:
     if resource == names.WHOLE_GPU:
         return f"{count} whole GPU{'s' if count != 1 else ''}"
+    if resource != names.GPU_MEM:
+        return f"{count} {resource}"
     return gpus.unit.say(count)

@@ -291,7 +291,7 @@ class Desk:
         return envs
 
     def _content(self, identity: Identity) -> SliceFile:
-        whole = identity.held.resource == names.WHOLE_GPU
+        whole = identity.held.resource != names.GPU_MEM
         gpus = self.ledger.gpus
         parts = tuple(
             GpuPart(gpu.index, uuid, gpu.model, gpu.memory_mib if whole else gpus.unit.to_mib(count), whole)

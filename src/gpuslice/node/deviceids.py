@@ -2,7 +2,8 @@
 
 One id of gpu-mem stands for one unit of one GPU's memory: `<tag>-<j>`, where the tag is four base36 digits
 of sha256(UUID) and j is the unit's number in base36. A whole GPU's id is its UUID, as NVIDIA's
-plugin has it. The same devices give the same ids after every restart, whatever the GPUs' indexes are.
+plugin has it, and so is a MIG device's. The same devices give the same ids after every restart, whatever
+the GPUs' indexes are.
 
 A kubelet takes no ListAndWatch message of more than 4 MiB, so ids are short and the unit has a floor.
 """
@@ -39,9 +40,10 @@ class DeviceIds:
         self._by_tag = {self._tags[gpu.uuid]: gpu for gpu in gpus.gpus}
 
     def of(self, resource: str, gpu: Gpu) -> Iterator[str]:
-        """All ids of one GPU for `aliyun.com/gpu-mem` or `nvidia.com/gpu`, in order."""
-        if resource == names.WHOLE_GPU:
-            yield gpu.uuid
+        """All ids of one GPU for `aliyun.com/gpu-mem`, or the one for the resource that counts it whole."""
+        if resource != names.GPU_MEM:
+            if resource == gpu.resource:
+                yield gpu.uuid
             return
         tag = self._tags[gpu.uuid]
         for unit in range(self.gpus.units_of(gpu)):
@@ -49,8 +51,9 @@ class DeviceIds:
 
     def gpu(self, resource: str, device_id: str) -> Gpu | None:
         """The GPU that an id is a part of, or None if this node never gave out such an id."""
-        if resource == names.WHOLE_GPU:
-            return self.gpus.find(device_id)
+        if resource != names.GPU_MEM:
+            whole = self.gpus.find(device_id)
+            return whole if whole is not None and whole.resource == resource else None
         tag, _, number = device_id.partition("-")
         gpu, unit = self._by_tag.get(tag), _unit(number)
         return gpu if gpu is not None and 0 <= unit < self.gpus.units_of(gpu) else None

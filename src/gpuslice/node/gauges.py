@@ -35,6 +35,6 @@ def render(gpus: NodeGpus, held: Iterable[Held]) -> bytes:
 
 def _mib(gpus: NodeGpus, holding: Held, uuid: str) -> int:
     gpu = gpus.find(uuid)
-    if holding.resource == names.WHOLE_GPU:
+    if holding.resource != names.GPU_MEM:
         return gpu.memory_mib if gpu else 0
     return gpus.unit.to_mib(holding.gpus[uuid])

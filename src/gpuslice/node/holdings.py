@@ -11,7 +11,6 @@ from gpuslice import names
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.pod import ContainerRequest, Role
 
-RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU)
 _NONE: Final[frozenset[str]] = frozenset()
 
 
@@ -77,7 +76,9 @@ class Wish:
 
 def amount(container: ContainerRequest, resource: str) -> int:
     """How many ids of a resource a container asks for."""
-    return container.whole if resource == names.WHOLE_GPU else container.units
+    if resource == names.GPU_MEM:
+        return container.units
+    return container.whole if container.resource == resource else 0
 
 
 def wishes(

@@ -13,10 +13,10 @@ from functools import partial
 
 from gpuslice import names
 from gpuslice.node.book import Book
-from gpuslice.node.holdings import RESOURCES, Held, Owner, Refusal, Unsure, amount, inits, is_over
+from gpuslice.node.holdings import Held, Owner, Refusal, Unsure, amount, inits, is_over
 from gpuslice.node.kubeletmessages import PodResources
 from gpuslice.node.nodepod import NodePod
-from gpuslice.requests.pod import Role
+from gpuslice.requests.pod import Role, is_gpu_resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def learn(
     settled = {(h.resource, h.ids): h.owner for h in book.held() if h.certain}
     for entry, pod in named:
         for container in entry.containers:
-            for resource in RESOURCES:
+            for resource in filter(is_gpu_resource, container.resources):
                 ids = container.ids(resource)
                 known = settled.get((resource, ids)) if ids and pod else None
                 if pod and known is not None and known == Owner(pod.uid, container.name):
@@ -144,13 +144,13 @@ def _rank(
     """How likely an entry of a pod's name is the pod's: the greater the likelier."""
     mine = [h for h in book.held() if any(c.ids(h.resource) == h.ids for c in entry.containers)]
     return (
-        any(c.ids(resource) == starting for c in entry.containers for resource in RESOURCES if starting),
+        any(c.ids(resource) == starting for c in entry.containers for resource in c.resources if starting),
         any(h.certain and h.owner is not None and h.owner.uid == pod.uid for h in mine),
         all(
             amount(asked, resource) == len(c.ids(resource))
             for c in entry.containers
             if (asked := pod.request.container(c.name)) is not None
-            for resource in RESOURCES
+            for resource in {names.GPU_MEM, asked.resource, *filter(is_gpu_resource, c.resources)}
         ),
         max((h.call for h in mine), default=0),
     )
@@ -179,10 +179,8 @@ def _learn_one(
 
 def _learn_inits(book: Book, entry: PodResources, pod: NodePod) -> None:
     """Ids of which a pod's containers hold some, and which are not theirs, were its init container's."""
-    for resource in RESOURCES:
+    for resource in {h.resource for h in book.held() if not h.certain}:
         unsure = [h for h in book.held() if h.resource == resource and not h.certain]
-        if not unsure:
-            continue
         theirs = frozenset().union(*(c.ids(resource) for c in entry.containers))
         for holding in unsure:
             if not holding.ids & theirs:

@@ -261,6 +261,11 @@ class ContainerResources:
         """All ids of that resource, in whatever entries they came."""
         return self._ids.get(resource, frozenset())
 
+    @property
+    def resources(self) -> Iterable[str]:
+        """The resources of which it has ids."""
+        return self._ids.keys()
+
     @cached_property
     def _ids(self) -> Mapping[str, frozenset[str]]:
         found: dict[str, set[str]] = {}

@@ -18,7 +18,6 @@ from gpuslice.node.book import Book
 from gpuslice.node.choosing import beside, choose, free_ids
 from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.holdings import (
-    RESOURCES,
     Held,
     Owner,
     Refusal,
@@ -36,6 +35,7 @@ from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation
 from gpuslice.requests.pod import Role
 
+_NONE: Final[frozenset[str]] = frozenset()
 SETTLED_SECONDS: Final = 10.0
 """After Allocate a kubelet needs a moment to write down what it gave out; by then it surely has."""
 STRANGER_SECONDS: Final = 60.0
@@ -208,14 +208,14 @@ class Ledger:
         """
         listing = list(listing)
         identity.learn(self._book, listing, pods, now)
-        in_use: dict[str, set[str]] = {resource: set() for resource in RESOURCES}
+        in_use: dict[str, set[str]] = {}
         for entry in listing:
             for container in entry.containers:
-                for resource in RESOURCES:
-                    in_use[resource] |= container.ids(resource)
+                for devices in container.devices:
+                    in_use.setdefault(devices.resource, set()).update(devices.ids)
         released, self._over = self._over, []
         for holding in self.held():
-            if holding.ids & in_use[holding.resource]:
+            if holding.ids & in_use.get(holding.resource, _NONE):
                 continue
             if not holding.certain and holding.call >= calls and now - holding.since < SETTLED_SECONDS:
                 continue
@@ -275,7 +275,7 @@ class Ledger:
             if any(
                 uuid in h.gpus and h.resource != resource and not is_over(h, pods) for h in self._book.held()
             ):
-                how = "shared" if resource == names.WHOLE_GPU else "held whole"
+                how = "held whole" if resource == names.GPU_MEM else "shared"
                 return Refusal(
                     f"GPU {gpu.index} is {how} by another container; it can be used in one way only"
                 )
@@ -339,7 +339,7 @@ class Ledger:
             if meant is None or self._waits(meant, resource, len(ids), pods):
                 return meant
         asking = self._wishes(resource, len(ids), pods)
-        if resource == names.WHOLE_GPU:
+        if resource != names.GPU_MEM:
             return asking[0].owner if asking else None
         even = len(set(gpus.values())) == 1
         suited = [wish for wish in asking if even and wish.container.across == len(gpus)]

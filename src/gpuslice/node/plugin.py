@@ -14,7 +14,6 @@ from typing import Final, Protocol
 
 import structlog
 
-from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError
 from gpuslice.kube.backoff import Backoff
@@ -29,7 +28,6 @@ from gpuslice.node.kubeletmessages import (
 )
 
 KUBELET_SOCKET: Final = "kubelet.sock"
-SOCKETS: Final = {names.GPU_MEM: "gpuslice-gpu-mem.sock", names.WHOLE_GPU: "gpuslice-gpu.sock"}
 OPTIONS: Final = PluginOptions(pre_start_required=True, preferred_allocation=True)
 RETRY: Final = Backoff(base=0.01, cap=1.0)
 LISTENED_SECONDS: Final = 2.0
@@ -38,6 +36,11 @@ LISTENED_SECONDS: Final = 2.0
 _log = structlog.get_logger(__name__)
 
 Stamp = tuple[int, int] | None
+
+
+def socket_name(resource: str) -> str:
+    """The file name of a resource's socket: gpuslice-gpu-mem.sock, gpuslice-mig-1g.5gb.sock."""
+    return f"gpuslice-{resource.partition('/')[2]}.sock"
 
 
 class Answers(Protocol):
@@ -90,9 +93,9 @@ class Station:
     """Serves one plugin on its socket in the kubelet's folder and keeps it registered."""
 
     def __init__(self, plugin: Plugin, folder: Path, *, clock: Clock, random: Callable[[], float]) -> None:
-        self._plugin = plugin
+        self.plugin = plugin
         self._folder = folder
-        self._path = folder / SOCKETS[plugin.resource]
+        self._path = folder / socket_name(plugin.resource)
         self._kubelet = folder / KUBELET_SOCKET
         self._clock = clock
         self._random = random
@@ -104,7 +107,7 @@ class Station:
 
     @property
     def resource(self) -> str:
-        return self._plugin.resource
+        return self.plugin.resource
 
     @property
     def registered(self) -> bool:
@@ -137,27 +140,27 @@ class Station:
                         f"{self._path} was taken over by another process; run one agent per node"
                     )
                 await server.stop()
-            self._server = await serve_plugin(self._path, self._plugin)
+            self._server = await serve_plugin(self._path, self.plugin)
             self._mine, self._known_by = _stamp(self._path), None
         kubelet = _stamp(self._kubelet)
         if kubelet is None:
             self._known_by = None
             return LISTENED_SECONDS
         since = self._clock.monotonic() - self._registered_at
-        if kubelet == self._known_by and (self._plugin.streams or since < LISTENED_SECONDS):
+        if kubelet == self._known_by and (self.plugin.streams or since < LISTENED_SECONDS):
             return LISTENED_SECONDS
         try:
-            await register(self._kubelet, Registration(self._plugin.resource, self._path.name, OPTIONS))
+            await register(self._kubelet, Registration(self.plugin.resource, self._path.name, OPTIONS))
         except RpcError as error:
             self._failures += 1
             if self._failures == 5:
                 _log.warning(
-                    "kubelet does not take the plugin", resource=self._plugin.resource, error=str(error)
+                    "kubelet does not take the plugin", resource=self.plugin.resource, error=str(error)
                 )
             return RETRY.delay(self._failures, self._random)
         self._failures = 0
         self._known_by, self._registered_at = kubelet, self._clock.monotonic()
-        _log.info("registered with kubelet", resource=self._plugin.resource)
+        _log.info("registered with kubelet", resource=self.plugin.resource)
         return LISTENED_SECONDS
 
 

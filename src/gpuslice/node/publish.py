@@ -39,7 +39,7 @@ def allocation_of(pod: NodePod, ledger: Ledger) -> Allocation:
     grants: list[Grant] = []
     for container in pod.request.containers:
         holding = mine.get(container.name)
-        if holding is not None and holding.resource == names.WHOLE_GPU:
+        if holding is not None and holding.resource != names.GPU_MEM:
             grants += [
                 Grant(container.name, uuid, gpu.memory_mib if (gpu := gpus.find(uuid)) else 0, whole=True)
                 for uuid in holding.gpus

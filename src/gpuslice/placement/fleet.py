@@ -10,13 +10,14 @@ round to a huge one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
-from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.node import GpuRoom, lacking, place
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
 from gpuslice.requests.allocation import Allocation, Charge
@@ -33,6 +34,7 @@ CODES: tuple[Code, ...] = (
     Code.NOT_GPU_NODE,
     Code.NODE_FULL,
     Code.NO_WHOLE_GPU,
+    Code.NO_MIG_DEVICE,
     Code.INSUFFICIENT_GPUS,
     Code.INSUFFICIENT,
     Code.UNHEALTHY,
@@ -55,6 +57,8 @@ class Fleet:
         self._names: list[str] = [""]
         self._gpus: list[NodeGpus | None] = [None]
         self._reusable: list[int] = []
+        self._kinds: dict[str, int] = {names.WHOLE_GPU: 0}
+        """Resources that count whole devices, by number."""
         self.version = 0
         """Changes whenever a name may mean another row (nodes added or removed)."""
         self._slots = 1
@@ -68,11 +72,20 @@ class Fleet:
         """All node names, sorted."""
         return sorted(self._row)
 
-    def set_node(self, node: str, gpus: NodeGpus, *, units: int = UNLIMITED, whole: int = UNLIMITED) -> None:
+    def set_node(
+        self,
+        node: str,
+        gpus: NodeGpus,
+        *,
+        units: int = UNLIMITED,
+        whole: Mapping[str, int] | None = None,
+    ) -> None:
         """Add a node or replace its inventory. All charges on it are gone: charge its pods again.
 
-        `units` and `whole`: what the node's device plugin lets the kubelet hand out at the moment.
+        `units` and `whole`: what the node's device plugin lets the kubelet hand out at the moment, whole
+        devices by resource (what it does not name: none). None: nothing but the devices limits it.
         """
+        kinds = [self._kinds.setdefault(resource, len(self._kinds)) for resource in gpus.resources]
         row = self._row.get(node)
         if row is None:
             row = self._reusable.pop() if self._reusable else len(self._names)
@@ -82,7 +95,11 @@ class Fleet:
             self._names[row] = node
             self._row[node] = row
             self.version += 1
-        if row >= self._total.shape[1] or len(gpus.gpus) > self._slots:
+        if (
+            row >= self._total.shape[1]
+            or len(gpus.gpus) > self._slots
+            or len(self._kinds) > len(self._whole_left)
+        ):
             self._grow(rows=row + 1, slots=len(gpus.gpus))
         self._gpus[row] = gpus
         self._clear(row)
@@ -90,8 +107,12 @@ class Fleet:
         self._total[:count, row] = [gpu.memory_mib for gpu in gpus.gpus]
         self._healthy[:count, row] = [gpu.healthy for gpu in gpus.gpus]
         self._present[:count, row] = True
+        self._kind[:count, row] = [self._kinds[gpu.resource] for gpu in gpus.gpus]
+        self._shareable[:count, row] = [gpu.shareable for gpu in gpus.gpus]
         self._unit[row] = gpus.unit.mib
-        self._units_left[row], self._whole_left[row] = units, whole
+        self._units_left[row] = units
+        for kind, resource in zip(kinds, gpus.resources, strict=True):
+            self._whole_left[kind, row] = UNLIMITED if whole is None else whole.get(resource, 0)
         self._summarise(row)
 
     def drop_node(self, node: str) -> None:
@@ -124,6 +145,9 @@ class Fleet:
                 int(self._total[slot, row]),
                 int(self._holders[slot, row]),
                 bool(self._healthy[slot, row]),
+                gpu.resource,
+                gpu.parent,
+                gpu.shareable,
             )
             for slot, gpu in enumerate(inventory.gpus)
         ]
@@ -150,7 +174,9 @@ class Fleet:
                 self._used[slot, row] += sign * mib
                 self._holders[slot, row] += sign
         self._units_left[row] -= sign * request.units
-        self._whole_left[row] -= sign * request.whole
+        for resource, count in request.devices.items():
+            if (kind := self._kinds.get(resource)) is not None:
+                self._whole_left[kind, row] -= sign * count
         self._summarise(row)
 
     # --- questions --------------------------------------------------------------------------------
@@ -162,7 +188,7 @@ class Fleet:
     def codes(self, request: PodRequest) -> Codes:
         """For every row the index into `CODES` of what the node says to the request."""
         end = len(self._names)
-        units, whole = request.units, request.whole
+        units, whole = request.units, request.devices
         codes = np.zeros(end, dtype=np.uint8)
 
         def refuse(mask: npt.NDArray[np.bool_], code: Code) -> None:
@@ -170,15 +196,18 @@ class Fleet:
 
         codes[NO_NODE] = _NUMBER[Code.NODE_NOT_FOUND]
         refuse((self._offers[:end] <= 0) if units else (self._gpu_count[:end] == 0), Code.NOT_GPU_NODE)
-        if whole:
-            untouched, untouched_any = self._untouched[:end], self._untouched_any[:end]
-            refuse((untouched < whole) & (untouched_any >= whole), Code.UNHEALTHY)
-            refuse(untouched < whole, Code.NO_WHOLE_GPU)
+        for resource, count in whole.items():
+            untouched, untouched_any = self._free_devices(resource, slice(0, end))
+            refuse((untouched < count) & (untouched_any >= count), Code.UNHEALTHY)
+            refuse(untouched < count, lacking(resource))
         if units:
             self._refuse_shares(request, refuse, end)
         if units and (whole or not _one_leg(request)):
             self._settle_exactly(request, codes)
-        refuse((self._units_left[:end] < units) | (self._whole_left[:end] < whole), Code.NODE_FULL)
+        refuse(self._units_left[:end] < units, Code.NODE_FULL)
+        for resource, count in whole.items():
+            if (kind := self._kinds.get(resource)) is not None:
+                refuse(self._whole_left[kind, :end] < count, Code.NODE_FULL)
         return codes
 
     def verdict(self, request: PodRequest, node: str, policy: Policy = Policy.BINPACK) -> Verdict:
@@ -197,7 +226,9 @@ class Fleet:
         outcome = place(request, inventory.unit, self.rooms(node), policy, node=node)
         if isinstance(outcome, Verdict):
             return outcome
-        for wanted, left in ((request.units, self._units_left[row]), (request.whole, self._whole_left[row])):
+        offers = [(request.units, self._units_left[row])]
+        offers += [(n, self._whole_left[self._kinds[name], row]) for name, n in request.devices.items()]
+        for wanted, left in offers:
             if wanted > left:
                 return refusal(Code.NODE_FULL, node, wanted=wanted, left=int(left))
         return outcome
@@ -212,19 +243,27 @@ class Fleet:
         binpack: how tightly the pod fills the GPU it would get (four fifths), then how full the node is.
         spread: how much of the node would stay free.
         """
+        devices = request.devices
         usable = self._healthy[:, rows]
+        if devices:
+            # Beside its like: whole GPUs among GPUs, devices of a profile among those of that profile.
+            kinds = [self._kinds.get(resource, -1) for resource in devices]
+            usable = usable & np.isin(self._kind[:, rows], kinds)
+        else:
+            usable = usable & self._shareable[:, rows]
         total, free = self._total[:, rows], self._free[:, rows]
         sum_total = np.maximum((total * usable).sum(axis=0, dtype=np.int64), 1)
         sum_free = (free * usable).sum(axis=0, dtype=np.int64)
         taken = self._unit[rows].astype(np.int64) * request.units
-        if request.whole:
+        if devices:
             gpu_count = np.maximum(usable.sum(axis=0), 1)
             taken = taken + request.whole * sum_total // gpu_count
         stays_free: npt.NDArray[np.int64] = np.clip((sum_free - taken) * 1000 // sum_total, 0, 1000)
         if policy is Policy.SPREAD:
             return stays_free
-        if request.whole:
-            leftover = (self._untouched[rows] - request.whole) * 1000 // gpu_count
+        if devices:
+            spare = sum(self._free_devices(resource, rows)[0].astype(np.int64) for resource in devices)
+            leftover = (spare - request.whole) * 1000 // gpu_count
         else:
             need = self._unit[rows].astype(np.int64) * request.units
             if not _together(request):
@@ -237,6 +276,15 @@ class Fleet:
         return scores
 
     # --- inside -----------------------------------------------------------------------------------
+    def _free_devices(self, resource: str, rows: Rows | slice) -> tuple[npt.NDArray[np.int32], ...]:
+        """How many devices of a resource could be given away whole: healthy ones, any."""
+        if resource == names.WHOLE_GPU:
+            return self._untouched[rows], self._untouched_any[rows]
+        like = self._kind[:, rows] == self._kinds.get(resource, -1)
+        free = like & self._present[:, rows] & (self._holders[:, rows] == 0)
+        free &= self._free[:, rows] >= self._total[:, rows]
+        return (free & self._healthy[:, rows]).sum(axis=0, dtype=np.int32), free.sum(axis=0, dtype=np.int32)
+
     def _refuse_shares(self, request: PodRequest, refuse: Refuse, end: int) -> None:
         """Shares: sufficient and necessary for one leg, only necessary otherwise."""
         largest = max(c.units_per_gpu for c in request.shares)
@@ -244,7 +292,8 @@ class Fleet:
         if _together(request) and _one_leg(request):
             largest = request.units
         if across > 1:
-            with_room = (self._free[:, :end] // self._unit[:end] >= largest) & self._healthy[:, :end]
+            with_room = self._free[:, :end] // self._unit[:end] >= largest
+            with_room &= self._healthy[:, :end] & self._shareable[:, :end]
             refuse(with_room.sum(axis=0) < across, Code.INSUFFICIENT_GPUS)
         fits = self._max_units[:end] >= largest
         sick = ~fits & (self._max_units_any[:end] >= largest)
@@ -264,7 +313,14 @@ class Fleet:
             inventory = self._gpus[row]
             if inventory is None:
                 continue
-            state = (self._free[:, row], self._total[:, row], self._holders[:, row], self._healthy[:, row])
+            state = (
+                self._free[:, row],
+                self._total[:, row],
+                self._holders[:, row],
+                self._healthy[:, row],
+                self._kind[:, row],
+                self._shareable[:, row],
+            )
             key = b"".join((self._unit[row].tobytes(), *(column.tobytes() for column in state)))
             code = known.get(key)
             if code is None:
@@ -277,20 +333,30 @@ class Fleet:
         self._free[:, row] = np.maximum(self._total[:, row] - self._used[:, row], _LEAST)
         free, total = self._free[:, row], self._total[:, row]
         healthy, present = self._healthy[:, row], self._present[:, row]
-        unit = max(int(self._unit[row]), 1)
-        self._max_units[row] = max(int(free[healthy].max(initial=-1)) // unit, -1)
-        self._max_units_any[row] = max(int(free[present].max(initial=-1)) // unit, -1)
-        self._offers[row] = int((total[present] // unit).sum()) if present.any() else 0
-        untouched = present & (self._holders[:, row] == 0) & (free >= total)
+        unit, shareable = max(int(self._unit[row]), 1), self._shareable[:, row]
+        self._max_units[row] = max(int(free[healthy & shareable].max(initial=-1)) // unit, -1)
+        self._max_units_any[row] = max(int(free[shareable].max(initial=-1)) // unit, -1)
+        self._offers[row] = int((total[shareable] // unit).sum()) if shareable.any() else 0
+        untouched = present & (self._kind[:, row] == 0) & (self._holders[:, row] == 0) & (free >= total)
         self._untouched[row] = int((untouched & healthy).sum())
         self._untouched_any[row] = int(untouched.sum())
         self._gpu_count[row] = int(present.sum())
 
     def _clear(self, row: int) -> None:
-        for array in (self._total, self._used, self._free, self._holders, self._healthy, self._present):
+        for array in (
+            self._total,
+            self._used,
+            self._free,
+            self._holders,
+            self._healthy,
+            self._present,
+            self._kind,
+            self._shareable,
+            self._whole_left,
+        ):
             array[:, row] = 0
         self._unit[row] = 1
-        self._units_left[row] = self._whole_left[row] = 0
+        self._units_left[row] = 0
 
     def _allocate(self, rows: int, slots: int) -> None:
         self._slots = slots
@@ -301,9 +367,11 @@ class Fleet:
         self._holders: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
         self._healthy: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
         self._present: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
+        self._shareable: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
+        self._kind: npt.NDArray[np.int16] = np.zeros((slots, rows), np.int16)
         self._unit: npt.NDArray[np.int32] = np.ones(rows, np.int32)
         self._units_left: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
-        self._whole_left: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+        self._whole_left: npt.NDArray[np.int64] = np.zeros((2 * len(self._kinds), rows), np.int64)
         # Summaries over the GPUs of a node: the largest room in units (of healthy ones, of any), the units
         # that the node has in all, the number of GPUs that could be given away whole (healthy ones, any), the
         # number of GPUs.

@@ -7,10 +7,12 @@ The search is exhaustive with memory of dead ends: nodes have few GPUs and pods 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from gpuslice import names
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.verdict import Code, Verdict, refusal
 from gpuslice.requests.allocation import Allocation, Grant
@@ -22,7 +24,8 @@ from gpuslice.units import MemoryUnit
 class GpuRoom:
     """What is left of one GPU. `free_mib` is signed: an over-committed GPU has less than nothing.
 
-    `holders` counts the pods on it; a GPU can be given whole only if there is none.
+    `holders` counts the pods on it; a GPU can be given whole, as one of `resource`, only if there is none.
+    `parent` and `shareable` as `devices.inventory.Gpu` has them.
     """
 
     index: int
@@ -31,11 +34,19 @@ class GpuRoom:
     total_mib: int
     holders: int = 0
     healthy: bool = True
+    resource: str = names.WHOLE_GPU
+    parent: str = ""
+    shareable: bool = True
+
+    @property
+    def free(self) -> bool:
+        """True if nobody uses any of it."""
+        return not self.holders and self.free_mib >= self.total_mib
 
     @property
     def untouched(self) -> bool:
         """True if the GPU could be given away whole."""
-        return self.healthy and not self.holders and self.free_mib >= self.total_mib
+        return self.healthy and self.free
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +69,18 @@ def place(
     """Choose the GPUs for every container of a pod, or say why none do.
 
     `rooms` are the node's GPUs by index. Whole GPUs are taken first, the smallest untouched ones: this
-    leaves the most room for shares.
+    leaves the most room for shares. MIG devices are taken beside others in use: a GPU of which nothing is in
+    use can be cut anew.
     """
-    wanted = request.whole
-    untouched = sorted((r for r in rooms if r.untouched), key=lambda r: (r.total_mib, r.index))
-    if len(untouched) < wanted:
-        if sum(1 for r in rooms if not r.holders and r.free_mib >= r.total_mib) >= wanted:
-            return refusal(Code.UNHEALTHY, node, wanted=wanted, free=len(untouched))
-        return refusal(Code.NO_WHOLE_GPU, node, wanted=wanted, free=len(untouched))
-    whole = untouched[:wanted]
-    grants = _share_out(request, whole)
-    taken = {room.uuid for room in whole}
-    left = [room for room in rooms if room.healthy and room.uuid not in taken]
+    grants: list[Grant] = []
+    taken: set[str] = set()
+    for resource, wanted in request.devices.items():
+        whole = _whole(resource, wanted, rooms, policy, node)
+        if isinstance(whole, Verdict):
+            return whole
+        grants += _share_out(request, resource, whole)
+        taken |= {room.uuid for room in whole}
+    left = [room for room in rooms if room.healthy and room.shareable and room.uuid not in taken]
     for legs in _plans(request, unit):
         chosen = _search(legs, left, policy)
         if chosen is not None:
@@ -79,11 +90,34 @@ def place(
     return _why_not(request, unit, rooms, node)
 
 
-def _share_out(request: PodRequest, whole: Sequence[GpuRoom]) -> list[Grant]:
+def _whole(
+    resource: str, wanted: int, rooms: Sequence[GpuRoom], policy: Policy, node: str
+) -> Sequence[GpuRoom] | Verdict:
+    """That many untouched devices of a resource, in the order in which they are given out."""
+    offered = [room for room in rooms if room.resource == resource]
+    untouched = [room for room in offered if room.untouched]
+    if len(untouched) < wanted:
+        numbers = {"wanted": wanted, "free": len(untouched)}
+        if sum(room.free for room in offered) >= wanted:
+            return refusal(Code.UNHEALTHY, node, **numbers)
+        return refusal(lacking(resource), node, **numbers)
+    sign = -1 if policy is Policy.BINPACK else 1
+    beside = Counter(room.parent for room in rooms if room.holders and room.parent)
+    return sorted(untouched, key=lambda r: (r.total_mib, sign * beside[r.parent], r.index))[:wanted]
+
+
+def lacking(resource: str) -> Code:
+    """The code of a node that has too few free devices of a resource."""
+    return Code.NO_WHOLE_GPU if resource == names.WHOLE_GPU else Code.NO_MIG_DEVICE
+
+
+def _share_out(request: PodRequest, resource: str, whole: Sequence[GpuRoom]) -> list[Grant]:
     """Whole GPUs for each container: sidecars and apps their own, init containers what is not yet taken."""
     grants: list[Grant] = []
     next_free = 0
     for container in request.containers:
+        if container.resource != resource:
+            continue
         mine = whole[next_free : next_free + container.whole]
         grants += [Grant(container.name, room.uuid, room.total_mib, whole=True) for room in mine]
         if container.role is not Role.INIT:
@@ -154,6 +188,7 @@ def _why_not(request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], no
     if together and shares[0].across == 1:
         largest = unit.to_mib(request.units)
     across = max(c.across for c in shares)
+    rooms = [room for room in rooms if room.shareable]
     best = max((room.free_mib for room in rooms if room.healthy), default=0)
     numbers = {"wanted_mib": largest, "largest_free_mib": best}
     with_room = sum(1 for room in rooms if room.healthy and room.free_mib >= largest)

@@ -22,6 +22,7 @@ class Code(StrEnum):
     INSUFFICIENT = "insufficient_memory_in_one_gpu"
     INSUFFICIENT_GPUS = "too_few_gpus_with_room"
     NO_WHOLE_GPU = "no_free_whole_gpu"
+    NO_MIG_DEVICE = "no_free_mig_device"
     NODE_FULL = "node_allocatable_exhausted"
     UNHEALTHY = "gpu_unhealthy"
     BAD_REQUEST = "bad_request"
@@ -57,6 +58,7 @@ _TEXTS: Mapping[Code, str] = {
     Code.INSUFFICIENT: "Insufficient GPU Memory in one device",
     Code.INSUFFICIENT_GPUS: "Insufficient GPU Memory in as many devices as the pod asks for",
     Code.NO_WHOLE_GPU: "Insufficient free whole GPUs",
+    Code.NO_MIG_DEVICE: "Insufficient free MIG devices of the profile",
     Code.NODE_FULL: "the device plugin of the node offers no more of the GPU resource",
     Code.UNHEALTHY: "the GPUs with enough memory are unhealthy",
 }

@@ -8,7 +8,7 @@ kubelet's (k8s.io/component-helpers/resource, PodRequests).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -55,7 +55,8 @@ class Role(StrEnum):
 class ContainerRequest:
     """What one container asks for.
 
-    `units` of gpu-mem in all, spread evenly `across` that many GPUs; or `whole` GPUs. Never both.
+    `units` of gpu-mem in all, spread evenly `across` that many GPUs; or `whole` devices of one `resource`:
+    GPUs, or MIG devices of one profile. Never both.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ContainerRequest:
     units: int = 0
     across: int = 1
     whole: int = 0
+    resource: str = names.WHOLE_GPU
 
     @property
     def units_per_gpu(self) -> int:
@@ -84,9 +86,17 @@ class PodRequest:
         return peak((c.role, c.units) for c in self.containers)
 
     @property
+    def devices(self) -> Mapping[str, int]:
+        """Whole devices that the kubelet counts for the whole pod, by resource."""
+        return {
+            resource: peak((c.role, c.whole) for c in self.containers if c.resource == resource)
+            for resource in dict.fromkeys(c.resource for c in self.containers if c.whole)
+        }
+
+    @property
     def whole(self) -> int:
-        """Whole GPUs that the kubelet counts for the whole pod."""
-        return peak((c.role, c.whole) for c in self.containers)
+        """Whole devices of all resources together."""
+        return sum(self.devices.values())
 
     @property
     def shares(self) -> tuple[ContainerRequest, ...]:
@@ -127,17 +137,26 @@ def read_request(spec: PodSpecLike, annotations: Mapping[str, str]) -> PodReques
     for field, containers in groups:
         for position, container in enumerate(containers):
             where = f"spec.{field}[{position}].resources"
-            units = _amount(container.resources, names.GPU_MEM, where)
-            whole = _amount(container.resources, names.WHOLE_GPU, where)
-            if not units and not whole:
+            wanted = [
+                (resource, amount)
+                for resource in _gpu_resources(container.resources)
+                if (amount := _amount(container.resources, resource, where))
+            ]
+            if not wanted:
                 continue
-            if units and whole:
+            if len(wanted) > 1:
+                asked = " and ".join(resource for resource, _ in wanted)
                 raise InputError(
-                    f"container {container.name!r} asks for {names.GPU_MEM} and {names.WHOLE_GPU}; "
-                    "a whole GPU has all its memory, ask for one of the two",
+                    f"container {container.name!r} asks for {asked}; a container gets GPUs of one kind, "
+                    "ask for one of them",
                     field=where,
                 )
-            found.append(ContainerRequest(container.name, _role(field, container), units, 1, whole))
+            ((resource, amount),) = wanted
+            role = _role(field, container)
+            if resource == names.GPU_MEM:
+                found.append(ContainerRequest(container.name, role, amount))
+            else:
+                found.append(ContainerRequest(container.name, role, whole=amount, resource=resource))
     request = PodRequest(tuple(found))
     if request.units > MAX_UNITS or request.whole > MAX_UNITS:
         raise InputError("the containers together ask for more than any node has", field="spec.containers")
@@ -148,6 +167,16 @@ def _role(field: str, container: ContainerLike) -> Role:
     if field == "containers":
         return Role.APP
     return Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
+
+
+def is_gpu_resource(name: str) -> bool:
+    """True for memory shares, whole GPUs and MIG devices."""
+    return name in (names.GPU_MEM, names.WHOLE_GPU) or name.startswith(names.MIG_PREFIX)
+
+
+def _gpu_resources(resources: ResourcesLike) -> list[str]:
+    named = {name for amounts in (resources.limits, resources.requests) for name in amounts or ()}
+    return sorted(filter(is_gpu_resource, named))
 
 
 def _amount(resources: ResourcesLike, resource: str, where: str) -> int:
@@ -180,5 +209,5 @@ def _spread(request: PodRequest, annotations: Mapping[str, str]) -> PodRequest:
                 f"init container {c.name!r} cannot hold shares of several GPUs; use a sidecar or one GPU",
                 field=field,
             )
-        spread.append(ContainerRequest(c.name, c.role, c.units, across if c.units else 1, c.whole))
+        spread.append(replace(c, across=across) if c.units else c)
     return PodRequest(tuple(spread))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
+from gpuslice.requests.pod import is_gpu_resource
 from gpuslice.scheduler.predicates import (
     NO_MATCH,
     NodeRules,
@@ -26,7 +27,6 @@ from gpuslice.scheduler.predicates import (
     soft_taints,
 )
 from gpuslice.scheduler.resources import (
-    COUNTED_ELSEWHERE,
     CPU,
     EPHEMERAL,
     MEMORY,
@@ -322,7 +322,7 @@ class NodeTable:
         except InputError:
             amounts = {}  # a node that does not say what it has gets no pods
         for name, amount in amounts.items():
-            if name not in COUNTED_ELSEWHERE:
+            if not is_gpu_resource(name):
                 column = self._column_of(name)  # may replace the arrays: first the column, then the array
                 self._total[column, row] = amount
 

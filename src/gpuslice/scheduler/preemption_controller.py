@@ -32,7 +32,9 @@ PAUSE_SECONDS: Final = 0.2
 """Changes within this time are looked at together; it also lets the other scheduler act first."""
 RETRY_SECONDS: Final = 30.0
 """Disruption budgets change without an event that we see; so does who leads."""
-SINGLE_GPU: Final = frozenset((Code.INSUFFICIENT, Code.INSUFFICIENT_GPUS, Code.NO_WHOLE_GPU))
+SINGLE_GPU: Final = frozenset(
+    (Code.INSUFFICIENT, Code.INSUFFICIENT_GPUS, Code.NO_WHOLE_GPU, Code.NO_MIG_DEVICE)
+)
 
 
 class PreemptionController:
@@ -132,12 +134,12 @@ class PreemptionController:
         except InputError:
             return False
         taken = [record.request for record in self._cluster.pods_on(node)]
-        return (
-            request.units + sum(t.units for t in taken) <= offered.get(names.GPU_MEM, 0) or not request.units
-        ) and (
-            request.whole + sum(t.whole for t in taken) <= offered.get(names.WHOLE_GPU, 0)
-            or not request.whole
-        )
+        wanted = {names.GPU_MEM: request.units} if request.units else {}
+        used = {names.GPU_MEM: sum(t.units for t in taken)}
+        for resource, count in request.devices.items():
+            wanted[resource] = count
+            used[resource] = sum(t.devices.get(resource, 0) for t in taken)
+        return all(count + used[resource] <= offered.get(resource, 0) for resource, count in wanted.items())
 
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
         match kind, obj:

@@ -1,8 +1,8 @@
 """How much of a node's ordinary resources a pod takes: CPU, memory, pods, extended resources, host ports.
 
-GPU memory and whole GPUs are not here: they are counted GPU by GPU in `cluster`. The arithmetic over init
-and sidecar containers is the kubelet's (k8s.io/component-helpers/resource, PodRequests), in integers:
-CPU in thousandths, everything else in units.
+GPU memory, whole GPUs and MIG devices are not here: they are counted one by one in `cluster`. The
+arithmetic over init and sidecar containers is the kubelet's (k8s.io/component-helpers/resource,
+PodRequests), in integers: CPU in thousandths, everything else in units.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from gpuslice import names
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Container, PodSpec
-from gpuslice.requests.pod import Role, peak
+from gpuslice.requests.pod import Role, is_gpu_resource, peak
 from gpuslice.units import parse_quantity
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 EPHEMERAL: Final = "ephemeral-storage"
 PODS: Final = "pods"
-COUNTED_ELSEWHERE: Final = frozenset((names.GPU_MEM, names.WHOLE_GPU))
 MOST: Final = 2**60
 """More than any node has; keeps sums within int64."""
 
@@ -56,9 +54,7 @@ def footprint_of(spec: PodSpec) -> Footprint:
         totals.update(read_amounts(spec.resources.requests or {}, "spec.resources.requests"))
     for name, amount in read_amounts(spec.overhead or {}, "spec.overhead").items():
         totals[name] = totals.get(name, 0) + amount
-    amounts = tuple(
-        sorted((n, min(a, MOST)) for n, a in totals.items() if a > 0 and n not in COUNTED_ELSEWHERE)
-    )
+    amounts = tuple(sorted((n, min(a, MOST)) for n, a in totals.items() if a > 0 and not is_gpu_resource(n)))
     return Footprint(amounts, _host_ports(spec))
 
 
