@@ -91,7 +91,7 @@ def answer(
     nodes: tuple[DeviceNode, ...] = ()
     cdi = _cdi_names(handed, flags)
     if {DeviceListStrategy.ENVVAR, DeviceListStrategy.VOLUME_MOUNTS} & set(strategies):
-        called = [_called(one, flags) for one in handed]
+        called = [device_name(one, flags) for one in handed]
         if DeviceListStrategy.ENVVAR in strategies:
             envs[names.VISIBLE_DEVICES] = ",".join(called)
         if DeviceListStrategy.VOLUME_MOUNTS in strategies:
@@ -130,7 +130,8 @@ def _checked(
     return tuple(times)
 
 
-def _called(device: Handed, flags: Flags) -> str:
+def device_name(device: Handed, flags: Flags) -> str:
+    """What a device is called to the container runtime."""
     return device.uuid if flags.device_id_strategy is DeviceIdStrategy.UUID else device.index
 
 
@@ -138,7 +139,7 @@ def _cdi_names(handed: Sequence[Handed], flags: Flags) -> tuple[str, ...]:
     kinds = ("gds", flags.gds_enabled), ("mofed", flags.mofed_enabled), ("gdrcopy", flags.gdrcopy_enabled)
     channels = tuple(f"{CDI_VENDOR}/imex-channel={channel}" for channel in flags.imex_channel_ids)
     return (
-        *(f"{CDI_VENDOR}/gpu={_called(one, flags)}" for one in handed),
+        *(f"{CDI_VENDOR}/gpu={device_name(one, flags)}" for one in handed),
         *(f"{CDI_VENDOR}/{kind}=all" for kind, enabled in kinds if enabled),
         *channels,
     )
