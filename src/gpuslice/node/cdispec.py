@@ -1,7 +1,7 @@
 """CDI specifications: what a container runtime does to a container that is given a device by name. Pure.
 
 The kind and the names are those that `answers` gives; the contents are what NVIDIA's toolkit writes, so that
-a runtime without that toolkit can start GPU containers, too. Sources: Container Device Interface, SPEC.md 0.5;
+a runtime without that toolkit can start GPU containers, too. Sources: Container Device Interface 0.5;
 NVIDIA Container Toolkit `pkg/nvcdi`.
 """
 
