@@ -213,6 +213,12 @@ def test_a_gpu_that_may_not_be_cut_serves_only_what_is_idle() -> None:
     assert ([one.pod for one in plan.placed], list(plan.refused), plan.plans) == (["p"], ["q"], {})
 
 
+def test_a_gpu_on_which_nothing_may_be_destroyed_only_gets_more() -> None:
+    gpu = MigGpu("a", "a-0", layout(A100, "1g.5gb@0"), may_destroy=False)
+    plan = plan_cluster([gpu], [MigDemand("p", want("1x4g.20gb")), MigDemand("q", want("1x3g.20gb"))])
+    assert ([one.pod for one in plan.placed], list(plan.refused)) == (["q"], ["p"])
+
+
 def test_a_profile_that_no_gpu_has_is_named() -> None:
     plan = plan_cluster(node("a", EMPTY), [MigDemand("p", want("1x1g.24gb"))])
     assert plan.refused["p"].code is Code.MIG_UNKNOWN_PROFILE

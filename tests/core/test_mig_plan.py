@@ -63,8 +63,9 @@ def demands(draw: st.DrawFn, geometry: MigGeometry) -> Counter[MigProfile]:
 
 @st.composite
 def demands_that_keep(draw: st.DrawFn, now: MigLayout) -> Counter[MigProfile]:
-    """What is in use and something more, so that an exact configuration is often possible."""
-    return (now.devices - now.idle_devices) + draw(demands(now.geometry))
+    """What is in use and something more, so that an exact configuration is often possible; not always."""
+    used = draw(st.sampled_from([now.devices - now.idle_devices] * 4 + [Counter()]))
+    return used + draw(demands(now.geometry))
 
 
 def check(plan: MigPlan, now: MigLayout) -> None:
@@ -131,6 +132,50 @@ def test_plans_of_all_families_touch_nothing_in_use_and_can_be_undone(family: st
             assert not wanted - outcome.after.idle_devices
 
     compare()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_while_pods_come_and_go_nothing_in_use_is_touched(family: str) -> None:
+    """Devices are asked for one by one, taken, given back; what is idle is cut anew when it is in the way."""
+    geometry = geometry_of(family)
+
+    @settings(max_examples=15, deadline=None)
+    @given(st.data())
+    def live(data: st.DataObject) -> None:
+        now = MigLayout(geometry)
+        for _ in range(data.draw(st.integers(5, 25))):
+            used = [(gi.start, ci) for gi in now.instances for ci in gi.compute if ci.in_use]
+            if used and data.draw(st.booleans()):
+                now = turn(now, *data.draw(st.sampled_from(used)), in_use=False)
+                continue
+            profile = data.draw(st.sampled_from(geometry.profiles))
+            size = data.draw(st.sampled_from(parts_of(profile.slices)))
+            device = replace(profile.name, compute=size)
+            outcome = plan_besides(now, {device: 1})
+            if isinstance(outcome, MigPlan):
+                check(outcome, now)
+                now = outcome.after
+                start, ci = next(
+                    (gi.start, ci)
+                    for gi in now.instances
+                    for ci in gi.compute
+                    if gi.device(ci) == device and not ci.in_use
+                )
+                now = turn(now, start, ci, in_use=True)
+            elif family == "A30":
+                assert cheapest(now, {device: 1}, exactly=False) is None
+
+    live()
+
+
+def turn(now: MigLayout, start: int, which: ComputeInstance, *, in_use: bool) -> MigLayout:
+    changed = tuple(
+        replace(gi, compute=tuple(replace(ci, in_use=in_use) if ci == which else ci for ci in gi.compute))
+        if gi.start == start
+        else gi
+        for gi in now.instances
+    )
+    return replace(now, instances=changed)
 
 
 def want(text: str) -> dict[MigProfile, int]:
@@ -217,7 +262,16 @@ def test_an_instance_in_use_in_the_wrong_place_is_named() -> None:
     verdict = refused(plan_besides(now, want("1x4g.20gb")))
     assert verdict.code is Code.MIG_NO_ROOM
     assert verdict.message == "1 x 4g.20gb cannot be had besides the instances in use: 1g.5gb at 2:1"
-    assert verdict.numbers == {"wanted": 1, "memory_slices_in_use": 1}
+    assert verdict.numbers == {"wanted": 1, "memory_slices_kept": 1}
+
+
+def test_idle_instances_stay_where_none_may_be_destroyed() -> None:
+    now = layout(A100, "1g.5gb@0", "2g.10gb@4")
+    verdict = refused(plan_besides(now, want("1x4g.20gb"), may_destroy=False))
+    assert verdict.code is Code.MIG_NO_ROOM
+    assert verdict.message.endswith("besides the instances there: 1g.5gb at 0:1, 2g.10gb at 4:2")
+    plan = planned(plan_besides(now, want("2x2g.10gb"), may_destroy=False))
+    assert (plan.destroyed, len(plan.after.instances)) == (0, 3)
 
 
 def test_instances_that_match_are_kept() -> None:

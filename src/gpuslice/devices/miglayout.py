@@ -92,11 +92,6 @@ class MigLayout:
         return Counter(gi.device(ci) for gi in self.instances for ci in gi.compute if not ci.in_use)
 
     @property
-    def in_use(self) -> bool:
-        """True if any instance is."""
-        return any(gi.in_use for gi in self.instances)
-
-    @property
     def occupied(self) -> int:
         """Memory slices that are taken, as bits."""
         return sum(gi.mask for gi in self.instances)

@@ -30,12 +30,17 @@ _PLACEMENTS = 160
 
 @dataclass(frozen=True, slots=True)
 class MigGpu:
-    """One GPU of a node, and what is cut on it. If it may not be cut otherwise, only what is idle counts."""
+    """One GPU of a node, and what is cut on it.
+
+    If it may not be cut, only what is idle there counts. If it may be, but nothing may be destroyed,
+    instances are only added.
+    """
 
     node: str
     uuid: str
     layout: MigLayout
     may_cut: bool = True
+    may_destroy: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +134,10 @@ def _sum(costs: Iterable[_Cost]) -> _Cost:
 class _Kind:
     """GPUs that are cut alike, and everything that one of them was asked to give."""
 
-    __slots__ = ("answers", "future", "layout", "may_cut")
+    __slots__ = ("answers", "future", "layout", "may_cut", "may_destroy")
 
-    def __init__(self, layout: MigLayout, may_cut: bool) -> None:
-        self.layout, self.may_cut = layout, may_cut
+    def __init__(self, layout: MigLayout, may_cut: bool, may_destroy: bool) -> None:
+        self.layout, self.may_cut, self.may_destroy = layout, may_cut, may_destroy
         space = space_of(layout.geometry)
         self.future = space.future(*space.state(layout))
         self.answers: dict[_Devices, _State | None] = {}
@@ -141,7 +146,7 @@ class _Kind:
         """What must be done for these devices; None if the GPU cannot give them."""
         counts = Counter(wanted)
         if self.may_cut:
-            outcome = plan_besides(self.layout, counts)
+            outcome = plan_besides(self.layout, counts, may_destroy=self.may_destroy)
             return outcome if isinstance(outcome, MigPlan) else None
         return None if counts - self.layout.idle_devices else MigPlan(self.layout, (), self.future)
 
@@ -162,13 +167,13 @@ class _States:
     """Every state that came up, and which nodes can take what."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[MigLayout, bool], _Kind] = {}
+        self._kinds: dict[tuple[MigLayout, bool, bool], _Kind] = {}
         self._numbers = count()
         self._fits: dict[tuple[tuple[int, ...], _Devices], tuple[_Cost, tuple[int, ...]] | None] = {}
 
     def of(self, gpu: MigGpu) -> _State:
         """The state of a GPU before anything is planned."""
-        key = (gpu.layout, gpu.may_cut)
+        key = (gpu.layout, gpu.may_cut, gpu.may_destroy)
         if key not in self._kinds:
             self._kinds[key] = _Kind(*key)
         state = self._state(self._kinds[key], ())

@@ -44,16 +44,16 @@ def plan_exactly(now: MigLayout, wanted: Wanted) -> MigPlan | Verdict:
     return _search(now, frozenset(asked.items()), exactly=True)
 
 
-def plan_besides(now: MigLayout, wanted: Wanted) -> MigPlan | Verdict:
+def plan_besides(now: MigLayout, wanted: Wanted, *, may_destroy: bool = True) -> MigPlan | Verdict:
     """To these MIG devices, idle, besides all that is in use and as much as possible of what is idle.
 
-    Idle devices that are there already count. A verdict if there is no room. Raises InputError for a negative
-    count.
+    Idle devices that are there already count. Unless idle instances may be destroyed, all stay. A verdict if
+    there is no room. Raises InputError for a negative count.
     """
     asked = _asked(wanted)
     if (verdict := _impossible(now, asked)) is not None:
         return verdict
-    return _search(now, frozenset(asked.items()), exactly=False)
+    return _search(now, frozenset(asked.items()), exactly=False, may_destroy=may_destroy)
 
 
 def _asked(wanted: Wanted) -> Counter[MigProfile]:
@@ -113,11 +113,15 @@ class _Outcome:
 
 # A cluster has many GPUs that are cut alike, and is asked again and again while pods wait.
 @lru_cache(8192)
-def _search(now: MigLayout, wanted: frozenset[tuple[MigProfile, int]], *, exactly: bool) -> MigPlan | Verdict:
+def _search(
+    now: MigLayout, wanted: frozenset[tuple[MigProfile, int]], *, exactly: bool, may_destroy: bool = True
+) -> MigPlan | Verdict:
     asked = Counter(dict(wanted))
     touched = {profile for device in asked if (profile := now.geometry.find(device)) is not None}
     options = [
         [_fate(gi, compute, exactly) for compute in _fates(gi, exactly or gi.profile in touched)]
+        if may_destroy
+        else [_fate(gi, gi.compute, exactly)]
         for gi in now.instances
     ]
     # Whatever can be had can be had when all that is idle goes.
@@ -128,9 +132,10 @@ def _search(now: MigLayout, wanted: frozenset[tuple[MigProfile, int]], *, exactl
             found = (_complete(now, fates, asked, exactly) for fates in equal)
             if outcomes := [outcome for outcome in found if outcome is not None]:
                 return _steps(now, min(outcomes, key=lambda outcome: outcome.key))
-    used = MigLayout(now.geometry, tuple(gi for gi in now.instances if gi.in_use))
-    text = f"{say_counts(sorted(asked.items()))} cannot be had besides the instances in use: {used}"
-    numbers = {"wanted": asked.total(), "memory_slices_in_use": used.occupied.bit_count()}
+    fixed = MigLayout(now.geometry, tuple(gi for gi in now.instances if gi.in_use or not may_destroy))
+    what = "instances in use" if may_destroy else "instances there"
+    text = f"{say_counts(sorted(asked.items()))} cannot be had besides the {what}: {fixed}"
+    numbers = {"wanted": asked.total(), "memory_slices_kept": fixed.occupied.bit_count()}
     return Verdict(Code.MIG_NO_ROOM, text, numbers)
 
 
