@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,14 +20,13 @@ from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_allocation
 from gpuslice.devices.inventory import Gpu, NodeGpus
-from gpuslice.errors import Unavailable
+from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.client import Client, Response, Transport
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.local.apiserver.app import ApiServer
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.node.agent import Agent
 from gpuslice.node.kubeletapi import PluginClient
-from gpuslice.node.simulated import SimulatedBackend
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import read_request
 from gpuslice.units import GIB, parse_count
@@ -35,6 +35,37 @@ GUARD = 20.0
 NODE = "n1"
 GPUS = tuple(Gpu(i, f"GPU-{i:08x}-0000", "Tesla T4", 15109) for i in range(2))
 """Two GPUs of 14 GiB."""
+
+
+class SimulatedBackend:
+    """GPUs of which the test says what they are and how they fare."""
+
+    def __init__(self, gpus: tuple[Gpu, ...]) -> None:
+        self._gpus = gpus
+        self._changed = asyncio.Event()
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        return self._gpus
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+        self._changed.clear()
+
+    def set_gpus(self, gpus: tuple[Gpu, ...]) -> None:
+        """Other GPUs, or the same in another state."""
+        if gpus != self._gpus:
+            self._gpus = gpus
+            self._changed.set()
+
+    def set_health(self, uuid: str, healthy: bool, reason: str = "") -> None:
+        """One GPU falls ill, or recovers. Raises InputError if there is no such GPU."""
+        if all(gpu.uuid != uuid for gpu in self._gpus):
+            raise InputError(f"this node has no GPU {uuid!r}")
+        changed = tuple(
+            replace(gpu, healthy=healthy, reason="" if healthy else reason) if gpu.uuid == uuid else gpu
+            for gpu in self._gpus
+        )
+        self.set_gpus(changed)
 
 
 class Outage:

@@ -14,10 +14,10 @@ from nvml_world import events, machine
 
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.xids import XidPolicy
-from gpuslice.node.discovery.backend import LOOK_SECONDS, REOPEN_SECONDS, DiscoveredGpus
+from gpuslice.node.discovery.backend import LOOK_SECONDS, REOPEN_SECONDS, DiscoveredGpus, Threads
 from gpuslice.node.discovery.driver import Driver, Xid
 from gpuslice.node.discovery.health import QUIET_SECONDS
-from gpuslice.node.discovery.simulated import SimulatedDriver
+from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 
 GUARD = 20.0
 LOST = "the GPU has fallen off the bus or does not answer"
@@ -57,7 +57,8 @@ class Turning:
 async def following(
     driver: Driver, clock: Turning, policy: XidPolicy | None = None
 ) -> AsyncIterator[DiscoveredGpus]:
-    backend = DiscoveredGpus(driver, policy or XidPolicy(), clock)
+    line = PaperLine(driver) if isinstance(driver, SimulatedDriver) else Threads(driver, clock)
+    backend = DiscoveredGpus(line, policy or XidPolicy(), clock)
     await backend.start()
     async with asyncio.timeout(GUARD), asyncio.TaskGroup() as group:
         running = group.create_task(backend.run())

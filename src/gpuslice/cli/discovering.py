@@ -7,9 +7,10 @@ from pathlib import Path
 from gpuslice.clock import Clock
 from gpuslice.config.devices import DevicesFile, find_machine
 from gpuslice.config.gpus import read_unit
+from gpuslice.node.discovery.backend import Line, Threads
 from gpuslice.node.discovery.driver import Driver
 from gpuslice.node.discovery.following import follow
-from gpuslice.node.discovery.simulated import SimulatedDriver
+from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 from gpuslice.units import GIB, MemoryUnit
 
 
@@ -32,6 +33,11 @@ def unit_of(devices: Path | None, wanted: str | None) -> MemoryUnit:
     if devices is None:
         return GIB
     return read_unit(DevicesFile.load(devices).spec.memory_unit, "spec.memoryUnit")
+
+
+def line_to(driver: Driver, *, clock: Clock) -> Line:
+    """The way to ask it without holding up the event loop."""
+    return PaperLine(driver) if isinstance(driver, SimulatedDriver) else Threads(driver, clock)
 
 
 async def keep_up(driver: Driver, devices: Path | None, node: str, *, clock: Clock) -> None:

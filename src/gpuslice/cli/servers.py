@@ -165,7 +165,7 @@ async def agent(
     probes: str | None,
 ) -> None:
     """Run a node's agent until cancelled."""
-    from gpuslice.cli.discovering import driver_of, keep_up, unit_of
+    from gpuslice.cli.discovering import driver_of, keep_up, line_to, unit_of
     from gpuslice.devices.xids import read_policy
     from gpuslice.node.agent import Agent
     from gpuslice.node.discovery.backend import DiscoveredGpus
@@ -174,7 +174,7 @@ async def agent(
     clock = SystemClock()
     unit = unit_of(devices, memory_unit)
     driver = driver_of(devices, node)
-    backend = DiscoveredGpus(driver, read_policy(os.environ), clock)
+    backend = DiscoveredGpus(line_to(driver, clock=clock), read_policy(os.environ), clock)
     await backend.start()
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         group.create_task(keep_up(driver, devices, node, clock=clock))

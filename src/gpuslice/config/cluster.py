@@ -16,9 +16,17 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from gpuslice.config.devices import ready_made
-from gpuslice.config.gpus import GpuEntry, inventory, read_unit
+from gpuslice.config.gpus import (
+    CUDA_VERSION,
+    DRIVER_VERSION,
+    GpuEntry,
+    inventory_of,
+    paper_gpus,
+    read_unit,
+)
 from gpuslice.config.reader import Section, parse, read_document
 from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.machine import PaperMachine
 from gpuslice.errors import InputError
 from gpuslice.placement.policy import Policy
 from gpuslice.units import MemoryUnit, parse_quantity
@@ -57,14 +65,15 @@ class NodeEntry(Section, frozen=True):
     gpus: tuple[GpuEntry, ...] = ()
     machine: str | None = None
 
-    def hardware(self, field: str) -> tuple[GpuEntry, ...]:
-        """Its GPUs: those listed, or those of the ready-made machine. Raises InputError."""
+    def hardware(self, node: str, unit: MemoryUnit, field: str) -> PaperMachine:
+        """One node's machine: with the GPUs listed, or the ready-made one. Raises InputError."""
         if self.machine is None:
-            return self.gpus
+            gpus = paper_gpus(self.gpus, unit, node=node, field=f"{field}.gpus")
+            return PaperMachine(DRIVER_VERSION, CUDA_VERSION, gpus)
         if self.gpus:
             raise InputError("give either machine or gpus", field=field)
         try:
-            return ready_made(self.machine).spec.gpus
+            return ready_made(self.machine).machine(node)
         except InputError as error:
             raise InputError(str(error), field=f"{field}.machine") from error
 
@@ -98,7 +107,7 @@ class ClusterSpec(Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node to start. `address` is its InternalIP."""
+    """One node to start. `gpus` are those of its `machine` as shared; `address` is its InternalIP."""
 
     name: str
     cpu_milli: int
@@ -107,6 +116,7 @@ class NodePlan:
     labels: Mapping[str, str]
     taints: tuple[TaintEntry, ...]
     gpus: NodeGpus
+    machine: PaperMachine
     address: str
 
 
@@ -163,6 +173,7 @@ class ClusterFile(Section, frozen=True):
 
 def _plan(entry: NodeEntry, name: str, unit: MemoryUnit, number: int, field: str) -> NodePlan:
     _check_labels(entry, field)
+    machine = entry.hardware(name, unit, field)
     return NodePlan(
         name,
         _size(entry.cpu, Fraction(1, 1000), f"{field}.cpu"),
@@ -170,7 +181,8 @@ def _plan(entry: NodeEntry, name: str, unit: MemoryUnit, number: int, field: str
         entry.pods,
         entry.labels,
         entry.taints,
-        inventory(entry.hardware(field), unit, node=name, field=f"{field}.gpus"),
+        inventory_of(machine.gpus, unit, field=f"{field}.gpus"),
+        machine,
         address(number),
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gpuslice.config.gpus import GpuEntry, inventory, paper_gpus, read_unit
+from gpuslice.config.gpus import CUDA_VERSION, DRIVER_VERSION, GpuEntry, inventory, paper_gpus, read_unit
 from gpuslice.config.reader import Section, parse, read_document
 from gpuslice.devices.found import FoundGpu, Link, Nearness
 from gpuslice.devices.inventory import NodeGpus
@@ -26,8 +26,8 @@ class DevicesSpec(Section, frozen=True):
 
     gpus: tuple[GpuEntry, ...]
     memory_unit: str = "GiB"
-    driver_version: str = "550.163.01"
-    cuda_version: str = "12.4"
+    driver_version: str = DRIVER_VERSION
+    cuda_version: str = CUDA_VERSION
     nvlinks: Annotated[int, msgspec.Meta(ge=0, le=18)] = 0
 
 
@@ -55,8 +55,8 @@ class DevicesFile(Section, frozen=True):
 
     def machine(self, node: str) -> PaperMachine:
         """The whole machine, for a simulated driver. Raises InputError as `inventory` does."""
-        self.inventory(node)
-        papers = paper_gpus(self.spec.gpus, node=node, field="spec.gpus")
+        inventory = self.inventory(node)
+        papers = paper_gpus(self.spec.gpus, inventory.unit, node=node, field="spec.gpus")
         gpus = [paper.gpu for paper in papers]
         return PaperMachine(
             self.spec.driver_version,

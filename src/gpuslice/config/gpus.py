@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
@@ -12,15 +13,19 @@ import msgspec
 from gpuslice.config.reader import Section
 from gpuslice.devices.catalogue import GpuModel, find_model
 from gpuslice.devices.found import FoundGpu
-from gpuslice.devices.inventory import MAX_GPUS, NodeGpus
+from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
 from gpuslice.devices.machine import PaperGpu, PaperMig, cut
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.devices.migtables import geometry_of
+from gpuslice.devices.xids import XidPolicy, describe
 from gpuslice.errors import InputError
 from gpuslice.units import MemoryUnit
 
 _NAMESPACE: Final = uuid.UUID("6d1c6a4e-3b6e-5f0e-9a57-0c3f5a3e7a10")
 _UUID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+DRIVER_VERSION: Final = "550.163.01"
+CUDA_VERSION: Final = "12.4"
+"""What a simulated machine has if nothing else is said."""
 _FIRST_BUS: Final = 0x10
 _NVIDIA: Final = 0x10DE
 
@@ -48,20 +53,20 @@ class GpuEntry(Section, frozen=True):
 
 def inventory(entries: Sequence[GpuEntry], unit: MemoryUnit, *, node: str, field: str) -> NodeGpus:
     """The GPUs of one node, indexed in the order of the file. Raises InputError under `field`."""
-    gpus = tuple(paper.gpu.shared for paper in paper_gpus(entries, node=node, field=field))
-    for gpu in gpus:
-        if unit.units_in(gpu.memory_mib) < 1:
-            raise InputError(
-                f"{gpu.memory_mib} MiB is less than one unit of {unit}; choose a smaller memoryUnit",
-                field=f"{field}[{_entry_of(entries, gpu.index)}]",
-            )
+    return inventory_of(paper_gpus(entries, unit, node=node, field=field), unit, field=field)
+
+
+def inventory_of(papers: Sequence[PaperGpu], unit: MemoryUnit, *, field: str) -> NodeGpus:
+    """The same of GPUs that have been read. Raises InputError under `field`."""
     try:
-        return NodeGpus(gpus, unit)
+        return NodeGpus(tuple(_shared(paper) for paper in papers), unit)
     except InputError as error:
         raise InputError(str(error), field=field) from error
 
 
-def paper_gpus(entries: Sequence[GpuEntry], *, node: str, field: str) -> tuple[PaperGpu, ...]:
+def paper_gpus(
+    entries: Sequence[GpuEntry], unit: MemoryUnit, *, node: str, field: str
+) -> tuple[PaperGpu, ...]:
     """The GPUs with all that the file says about them. Raises InputError under `field`.
 
     A GPU without a UUID gets one that follows from the node's name and its index, the same every time.
@@ -79,10 +84,15 @@ def paper_gpus(entries: Sequence[GpuEntry], *, node: str, field: str) -> tuple[P
                 f"{entry.uuid!r} is not a UUID as nvidia-smi -L prints it (GPU-...)", field=f"{where}.uuid"
             )
         model = _model(entry, where)
+        usable = model.usable_mib if entry.memory_mib is None else entry.memory_mib
+        if unit.units_in(usable) < 1:
+            raise InputError(
+                f"{usable} MiB is less than one unit of {unit}; choose a smaller memoryUnit", field=where
+            )
         mig = _mig(entry, model, where)
         for _ in range(entry.count):
             index = len(gpus)
-            gpu = _gpu(entry, model, index, entry.uuid or generated_uuid(node, index))
+            gpu = _gpu(entry, model, usable, index, entry.uuid or generated_uuid(node, index))
             gpus.append(PaperGpu(gpu, mig, entry.xids, entry.lost))
     return tuple(gpus)
 
@@ -100,9 +110,13 @@ def read_unit(text: str, field: str) -> MemoryUnit:
         raise InputError(str(error), field=field) from error
 
 
-def _entry_of(entries: Sequence[GpuEntry], index: int) -> int:
-    """The place in the file of the GPU of that index."""
-    return next(p for p in range(len(entries)) if index < sum(entry.count for entry in entries[: p + 1]))
+def _shared(paper: PaperGpu) -> Gpu:
+    """The GPU with what follows from its fate, as an agent will find it."""
+    gpu = paper.gpu.shared
+    if paper.lost:
+        return replace(gpu, healthy=False, reason="lost in the file")
+    counting = [xid for xid in paper.xids if XidPolicy().counts(xid)]
+    return replace(gpu, healthy=False, reason=describe(counting[-1])) if counting else gpu
 
 
 def _model(entry: GpuEntry, where: str) -> GpuModel:
@@ -114,8 +128,7 @@ def _model(entry: GpuEntry, where: str) -> GpuModel:
         raise InputError(str(error), field=f"{where}.model") from error
 
 
-def _gpu(entry: GpuEntry, model: GpuModel, index: int, uuid: str) -> FoundGpu:
-    usable = model.usable_mib if entry.memory_mib is None else entry.memory_mib
+def _gpu(entry: GpuEntry, model: GpuModel, usable: int, index: int, uuid: str) -> FoundGpu:
     return FoundGpu(
         index,
         uuid,

@@ -27,6 +27,7 @@ from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.config.cluster import ClusterPlan, NodePlan
+from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import NotFound
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
@@ -40,7 +41,8 @@ from gpuslice.local.kubelet.kubelet import Kubelet
 from gpuslice.local.kubelet.node import NodeDescription
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.node.agent import Agent
-from gpuslice.node.simulated import SimulatedBackend
+from gpuslice.node.discovery.backend import DiscoveredGpus
+from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls
 from gpuslice.observe.serving import serving as serving_http
@@ -110,6 +112,8 @@ class LocalCluster:
         self.folder = folder
         self.folders = _node_folders(plan, folder)
         """Node name -> what plays /var/lib/kubelet there."""
+        self.drivers = {node.name: SimulatedDriver(node.machine) for node in plan.nodes}
+        """Node name -> what plays NVIDIA's driver there; it outlives the agent, as the GPUs do."""
         self.kubelets: dict[str, Kubelet] = {}
         self.agents: dict[str, Component] = {}
         """Node name -> its agent, for nodes with GPUs."""
@@ -376,15 +380,20 @@ def _kubelet(
 def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Random) -> Component:
     async def start() -> None:
         await running.kubelets[node.name].ready.wait()
-        await Agent(
+        backend = DiscoveredGpus(PaperLine(running.drivers[node.name]), XidPolicy(), clock)
+        await backend.start()
+        agent = Agent(
             running.client,
             node.name,
-            SimulatedBackend(node.gpus.gpus),
+            backend,
             kubelet_dir=running.folders[node.name],
             unit=node.gpus.unit,
             clock=clock,
             random=random.random,
-        ).run()
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(backend.run())
+            group.create_task(agent.run())
 
     return Component(f"agent {node.name}", start, clock=clock, random=random)
 

@@ -1,9 +1,9 @@
-"""A driver as the agent follows it: what it says, what it reports, and looking again, off the event loop."""
+"""A driver as the agent follows it: what it says, what it reports, and looking again."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -20,16 +20,56 @@ REOPEN_SECONDS: Final = 60.0
 """How often the library is loaded anew while GPUs are missing: it knows those that were there at its start.
 Not more often, since GPUs that nobody uses are shut down in between."""
 WAIT_SECONDS: Final = 0.5
-"""How long one question for events may take: ending the agent waits for it."""
+"""How long one question for events may hold a thread: ending the agent waits for it."""
 
 _log = structlog.get_logger(__name__)
 
 
-class DiscoveredGpus:
-    """A `DeviceBackend` over a `Driver`. Call `start` once, then let `run` run."""
+class Line(Protocol):
+    """A `Driver` that is asked without holding up the event loop."""
 
-    def __init__(self, driver: Driver, policy: XidPolicy, clock: Clock) -> None:
+    async def open(self) -> None:
+        """See `Driver.open`."""
+
+    async def listen(self) -> None:
+        """See `Driver.listen`."""
+
+    async def look(self) -> Found:
+        """See `Driver.look`."""
+
+    async def wait(self) -> Xid | Changed | None:
+        """The next event; None if there was none for a while, of at most LOOK_SECONDS."""
+
+
+class Threads:
+    """A `Line` to a driver whose calls block: each in a thread."""
+
+    def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
+        self._clock = clock
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._driver.open)
+
+    async def listen(self) -> None:
+        await asyncio.to_thread(self._driver.listen)
+
+    async def look(self) -> Found:
+        return await asyncio.to_thread(self._driver.look)
+
+    async def wait(self) -> Xid | Changed | None:
+        started = self._clock.monotonic()
+        event = await asyncio.to_thread(self._driver.wait, int(WAIT_SECONDS * 1000))
+        if event is None and self._clock.monotonic() - started < WAIT_SECONDS / 2:
+            await self._clock.sleep(WAIT_SECONDS)  # this library does not wait
+        return event
+
+
+class DiscoveredGpus:
+    """A `DeviceBackend` over a driver. Call `start` once, then let `run` run."""
+
+    def __init__(self, line: Line, policy: XidPolicy, clock: Clock) -> None:
+        self._line = line
         self._policy = policy
         self._clock = clock
         self._changed = asyncio.Event()
@@ -53,8 +93,8 @@ class DiscoveredGpus:
 
     async def start(self) -> None:
         """Connect and look for the first time. Raises DriverError if there is no driver to ask."""
-        await asyncio.to_thread(self._driver.open)
-        found = await asyncio.to_thread(self._driver.look)
+        await self._line.open()
+        found = await self._line.look()
         self._health = Health(self._policy, found)
         self._found = self._health.found()
         self._looked = self._opened = self._clock.monotonic()
@@ -82,13 +122,12 @@ class DiscoveredGpus:
 
     async def _event(self) -> Xid | Changed | None:
         """The next event; None if there is none for a while, or the driver cannot say."""
-        started = self._clock.monotonic()
         try:
             if self._refusals > 1:
                 await self._clock.sleep(LOOK_SECONDS)
             if self._refusals:
-                await asyncio.to_thread(self._driver.listen)
-            event = await asyncio.to_thread(self._driver.wait, int(WAIT_SECONDS * 1000))
+                await self._line.listen()
+            event = await self._line.wait()
         except DriverError as error:
             # So it is when a GPU falls off the bus: look at once which one, then listen to the others.
             self._refusals += 1
@@ -96,8 +135,6 @@ class DiscoveredGpus:
                 _log.warning("the driver reports no events now; looking instead", error=str(error))
             return Changed()
         self._refusals = 0
-        if event is None and self._clock.monotonic() - started < WAIT_SECONDS / 2:
-            await self._clock.sleep(WAIT_SECONDS)  # this library does not wait
         return event
 
     async def _look(self) -> None:
@@ -107,8 +144,8 @@ class DiscoveredGpus:
         try:
             if missing and self._looked - self._opened >= REOPEN_SECONDS:
                 self._opened = self._looked
-                await asyncio.to_thread(self._driver.open)
-            found = await asyncio.to_thread(self._driver.look)
+                await self._line.open()
+            found = await self._line.look()
             self._broken = False
         except DriverError as error:
             if not self._broken:

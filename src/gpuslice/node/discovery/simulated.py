@@ -5,9 +5,12 @@ What happens to the machine (`raise_xid`, `lose`, `reset`, ...) may come from an
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +20,9 @@ from gpuslice.devices.mig import Engines, MigGeometry
 from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout
 from gpuslice.devices.migspace import space_of
 from gpuslice.node.discovery.driver import Changed, DriverError, Trouble, Xid
+
+PATIENCE_SECONDS: Final = 10.0
+"""How long a line waits for an event."""
 
 _NAMESPACE: Final = uuid.UUID("2f4a7d5e-98c1-5b0d-8d0e-5a5f3c1b7e42")
 OFF_THE_BUS: Final = "the GPU has fallen off the bus or does not answer"
@@ -50,6 +56,8 @@ class SimulatedDriver:
     """A `Driver` for a machine that a file describes."""
 
     def __init__(self, machine: PaperMachine) -> None:
+        self.on_news: Callable[[], None] = _nobody
+        """Called, in any thread, when `wait` would have something to answer."""
         self._machine = machine
         self._gpus = {paper.gpu.uuid: _State.of(paper) for paper in machine.gpus}
         self._news = threading.Condition(threading.RLock())
@@ -225,6 +233,45 @@ class SimulatedDriver:
     def _tell(self, event: Xid | Changed) -> None:
         self._events.append(event)
         self._news.notify_all()
+        self.on_news()
+
+
+class PaperLine:
+    """A `Line` to a simulated driver, without threads: one process may simulate a thousand machines."""
+
+    def __init__(self, driver: SimulatedDriver) -> None:
+        self._driver = driver
+        self._news = asyncio.Event()
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._driver.on_news = lambda: _wake(loop, self._news)
+        self._driver.open()
+
+    async def listen(self) -> None:
+        self._driver.listen()
+
+    async def look(self) -> Found:
+        return self._driver.look()
+
+    async def wait(self) -> Xid | Changed | None:
+        event = self._driver.wait(0)
+        if event is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await self._news.wait()
+            self._news.clear()
+            event = self._driver.wait(0)
+        return event
+
+
+def _nobody() -> None:
+    """Nobody waits for news."""
+
+
+def _wake(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # that loop has ended; the machine goes on
+        loop.call_soon_threadsafe(news.set)
 
 
 def _activate(mig: _Mig) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-from agent_world import GPUS
+from agent_world import GPUS, SimulatedBackend
 
 from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import InputError
 from gpuslice.node.discovery.following import follow
-from gpuslice.node.simulated import SimulatedBackend
 
 
 class Steps:
@@ -61,12 +59,3 @@ async def test_a_file_is_followed_and_a_broken_one_changes_nothing(tmp_path: Pat
         assert backend.gpus() == GPUS
         await backend.changed()
         following.cancel()
-
-
-async def test_only_known_gpus_fall_ill() -> None:
-    backend = SimulatedBackend(GPUS)
-    backend.set_health(GPUS[1].uuid, healthy=False, reason="XID 48")
-    await backend.changed()
-    assert [(gpu.healthy, gpu.reason) for gpu in backend.gpus()] == [(True, ""), (False, "XID 48")]
-    with pytest.raises(InputError, match="no GPU 'GPU-x'"):
-        backend.set_health("GPU-x", healthy=False)
