@@ -172,6 +172,17 @@ def test_json_for_programs(tmp_path: Path) -> None:
             "",
             "1 configuration: nothing is wrong\n",
         ),
+        (
+            "kind: ConfigMap\nmetadata: {name: plugin}\ndata:\n"
+            "  a100: 'version: v1\n\n    sharing: {timeSlicing: {}}'\n"
+            "  compose: 'version: v1'\n  other: '{'\n  mig: '{version: v1, mig-configs: {x: []}}'\n",
+            1,
+            "m.yaml: ConfigMap plugin, data[a100]: device plugin configuration: error: sharing.timeSlicing: no resources "
+            "specified\n"
+            "m.yaml: ConfigMap plugin, data[mig]: mig-parted configuration: error: mig-configs.x: at least one entry in "
+            "'x' is required\n",
+            "2 configurations: 2 errors\n",
+        ),
     ],
 )
 def test_nvidias_own_files_are_read_as_on_a_node(

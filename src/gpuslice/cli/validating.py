@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from gpuslice.config.migparted import MigPartedFile
-from gpuslice.config.nvidia import NvidiaConfig
-from gpuslice.config.reader import explain, load_yamls
+from gpuslice.config.nvidia import VERSION, NvidiaConfig
+from gpuslice.config.reader import explain, load_yaml, load_yamls
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import PodSpec
 from gpuslice.requests.check import check_pod
@@ -22,7 +22,7 @@ from gpuslice.requests.historical import translate
 from gpuslice.requests.pod import read_request
 
 Json = dict[str, Any]
-_OF_NVIDIA: Final = frozenset({"version", "flags", "sharing", "mig-configs"})
+_OF_NVIDIA: Final = frozenset({"flags", "sharing", "mig-configs"})
 """Keys at the top of files that have no kind."""
 
 
@@ -62,12 +62,15 @@ def examine(text: str, *, file: str) -> Examined:
     pods = configurations = 0
     findings: list[Finding] = []
     for number, document in enumerate(load_yamls(text), 1):
-        if isinstance(document, dict) and "kind" not in document and not _OF_NVIDIA.isdisjoint(document):
+        if isinstance(document, dict) and "kind" not in document and {*_OF_NVIDIA, "version"} & set(document):
             configurations += 1
             findings += _configuration(document, file)
             continue
         for body in _objects(document, f"document {number}"):
             name = _name(body)
+            for key, configuration in _carried(body):
+                configurations += 1
+                findings += _configuration(configuration, file, f"{name}, data[{key}]: ")
             for path, template in _templates(body, ""):
                 pods += 1
                 for level, field, sentence in _judge(template):
@@ -76,10 +79,22 @@ def examine(text: str, *, file: str) -> Examined:
     return Examined(pods, configurations, tuple(findings))
 
 
-def _configuration(document: Json, file: str) -> Iterator[Finding]:
-    """Of NVIDIA's device plugin, or of mig-parted."""
+def _carried(body: Json) -> Iterator[tuple[str, Json]]:
+    """The configurations that a ConfigMap carries. Files of others have flags, too, so it must be v1."""
+    data = body.get("data")
+    for key, text in (data if body["kind"] == "ConfigMap" and isinstance(data, dict) else {}).items():
+        try:
+            document = load_yaml(str(text))
+        except InputError:
+            continue
+        if isinstance(document, dict) and document.get("version") == VERSION and _OF_NVIDIA & set(document):
+            yield key, document
+
+
+def _configuration(document: Json, file: str, where: str = "") -> Iterator[Finding]:
+    """Of NVIDIA's device plugin, or of mig-parted; `where` it is carried."""
     partition = "mig-configs" in document
-    name = "mig-parted configuration" if partition else "device plugin configuration"
+    name = where + ("mig-parted configuration" if partition else "device plugin configuration")
     try:
         if partition:
             MigPartedFile.read(document)
