@@ -17,6 +17,7 @@ from gpuslice.devices.migspace import space_of
 from gpuslice.devices.migtables import FAMILIES, geometry_of
 from gpuslice.errors import InputError
 from gpuslice.placement.migplan import plan_besides, plan_exactly
+from gpuslice.placement.migrestore import plan_restore
 from gpuslice.placement.migsteps import Action, MigPlan, Step
 from gpuslice.placement.verdict import Code, Verdict
 
@@ -315,6 +316,38 @@ def test_a_gpu_instance_without_compute_instance_is_filled_before_another_is_mad
 def test_a_negative_count_is_bad_input() -> None:
     with pytest.raises(InputError, match=r"-1 instances of 1g.5gb are wanted"):
         plan_exactly(MigLayout(A100), want("-1x1g.5gb"))
+
+
+def shape(of: MigLayout) -> set[tuple[str, int, tuple[int, ...]]]:
+    return {(str(gi.profile), gi.start, tuple(sorted(ci.slices for ci in gi.compute))) for gi in of.instances}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(["A30", "A100-40", "RTX-PRO-6000"]))
+def test_a_layout_that_was_written_down_is_made_again_in_its_places(data: st.DataObject, family: str) -> None:
+    now, target = (data.draw(layouts(geometry_of(family))) for _ in range(2))
+    outcome = plan_restore(now, target)
+    used = {(gi.profile, gi.start): Counter(c.slices for c in gi.compute if c.in_use) for gi in now.instances}
+    goal = {(gi.profile, gi.start): Counter(c.slices for c in gi.compute) for gi in target.instances}
+    possible = all(not sizes - goal.get(place, Counter()) for place, sizes in used.items())
+    assert isinstance(outcome, MigPlan) == possible
+    if isinstance(outcome, MigPlan):
+        check(outcome, now)
+        assert shape(outcome.after) == shape(target)
+        unchanged = shape(now) & shape(target)
+        assert not {step.start for step in outcome.steps} & {start for _, start, _ in unchanged}
+
+
+def test_a_layout_of_another_gpu_is_not_restored() -> None:
+    verdict = refused(plan_restore(MigLayout(A100), layout(A30, "1g.6gb@0")))
+    assert verdict.code is Code.MIG_IMPOSSIBLE
+    assert verdict.message.startswith("1g.6gb does not exist on A100-40; it has ")
+    now = use(layout(A100, "1g.5gb@0"), 0)
+    verdict = refused(plan_restore(now, layout(A100, "1g.5gb@1")))
+    assert (verdict.code, verdict.message) == (
+        Code.MIG_IN_USE,
+        "1g.5gb at 0:1 is in use and would have to go",
+    )
 
 
 @pytest.mark.parametrize(

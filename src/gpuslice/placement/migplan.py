@@ -21,7 +21,7 @@ from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout, 
 from gpuslice.devices.migprofile import MigProfile, parts_of
 from gpuslice.devices.migspace import Filling, space_of
 from gpuslice.errors import InputError
-from gpuslice.placement.migsteps import Action, MigPlan, Step
+from gpuslice.placement.migsteps import Action, MigPlan, Step, create_parts, destroy_parts
 from gpuslice.placement.verdict import Code, Verdict
 
 Wanted = Mapping[MigProfile, int]
@@ -241,32 +241,16 @@ def _steps(now: MigLayout, outcome: _Outcome) -> MigPlan:
     steps: list[Step] = []
     for fate in outcome.kept:
         gi = fate.gi
-        stay = fate.compute or ()
-        steps += [
-            Step(Action.DESTROY_CI, gi.profile, gi.start, gi.id, ci.slices, ci.id)
-            for ci in gi.compute
-            if ci not in stay
-        ]
+        steps += destroy_parts(gi, [ci for ci in gi.compute if ci not in (fate.compute or ())])
         if fate.compute is None:
             steps.append(Step(Action.DESTROY_GI, gi.profile, gi.start, gi.id))
     for profile, packing in outcome.packings:
         mine = [fate for fate in outcome.kept if fate.compute is not None and fate.gi.profile == profile]
         for fate, parts in zip(mine, packing.into, strict=True):
-            steps += _create(fate.gi.profile, fate.gi.start, fate.gi.id, parts, fate.compute or ())
+            steps += create_parts(fate.gi.profile, fate.gi.start, fate.gi.id, parts, fate.compute or ())
     contents = {profile: iter(sorted(packing.new, reverse=True)) for profile, packing in outcome.packings}
     for profile, start in outcome.filling.starts:
         number = geometry.gi_id(profile, start)
         steps.append(Step(Action.CREATE_GI, profile, start, number))
-        steps += _create(profile, start, number, next(contents[profile]), ())
+        steps += create_parts(profile, start, number, next(contents[profile]), ())
     return MigPlan(now, tuple(steps), outcome.filling.future)
-
-
-def _create(
-    profile: GiProfile, start: int, gi_id: int, parts: Sequence[int], there: Sequence[ComputeInstance]
-) -> Iterator[Step]:
-    """Compute instances, the largest first, with the lowest free ids."""
-    taken = {ci.id for ci in there}
-    for size in parts:
-        number = next(n for n in range(profile.slices) if n not in taken)
-        taken.add(number)
-        yield Step(Action.CREATE_CI, profile, start, gi_id, size, number)

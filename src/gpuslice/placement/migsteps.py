@@ -6,6 +6,7 @@ legal itself. Every step has an inverse: whoever carries out a plan can go back 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
@@ -128,3 +129,20 @@ class MigPlan:
     def rollback(self, done: int) -> tuple[Step, ...]:
         """The steps that lead back to `before` when the first `done` have been taken."""
         return tuple(step.inverse for step in reversed(self.steps[:done]))
+
+
+def destroy_parts(gi: GpuInstance, parts: Iterable[ComputeInstance]) -> Iterator[Step]:
+    """Steps that destroy compute instances of a GPU instance."""
+    for ci in parts:
+        yield Step(Action.DESTROY_CI, gi.profile, gi.start, gi.id, ci.slices, ci.id)
+
+
+def create_parts(
+    profile: GiProfile, start: int, gi_id: int, sizes: Iterable[int], there: Iterable[ComputeInstance]
+) -> Iterator[Step]:
+    """Steps that create compute instances beside those that are there, with the lowest free ids."""
+    taken = {ci.id for ci in there}
+    for size in sizes:
+        number = next(n for n in range(profile.slices) if n not in taken)
+        taken.add(number)
+        yield Step(Action.CREATE_CI, profile, start, gi_id, size, number)
