@@ -44,7 +44,7 @@ _TROUBLES: Final = {
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: Trouble.NO_ROOM,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: Trouble.NO_FUNCTION,
 }
-_SENTENCES: Final = {
+SENTENCES: Final = {
     Trouble.NO_LIBRARY: "NVIDIA's library cannot be loaded ({linker}): install the driver on this "
     "node, or, in a container, have the runtime bring it in (NVIDIA_VISIBLE_DEVICES=all, "
     "NVIDIA_DRIVER_CAPABILITIES=utility); for GPUs on paper give --devices FILE",
@@ -80,7 +80,7 @@ def call(name: str, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         raise _translated(name, error) from error
     except AttributeError as error:
-        raise DriverError(Trouble.NO_FUNCTION, _SENTENCES[Trouble.NO_FUNCTION].format(name=name)) from error
+        raise DriverError(Trouble.NO_FUNCTION, SENTENCES[Trouble.NO_FUNCTION].format(name=name)) from error
 
 
 def wait(events: Any, milliseconds: int) -> Any | None:
@@ -142,6 +142,6 @@ def compute_instances(instance: Any, profile_id: int, limit: int) -> list[Any]:
 
 def _translated(name: str, error: Any) -> DriverError:
     trouble = _TROUBLES.get(error.value, Trouble.OTHER)
-    sentence = _SENTENCES.get(trouble, "NVIDIA's driver answers {name} with: {words}")
+    sentence = SENTENCES.get(trouble, "NVIDIA's driver answers {name} with: {words}")
     # Why the library was not loaded only the linker knows; the binding keeps it as the context.
     return DriverError(trouble, sentence.format(name=name, words=error, linker=error.__context__))
