@@ -15,6 +15,7 @@ class LinkReport(Report, frozen=True):
 
 
 class MigDeviceReport(Report, frozen=True):
+    index: int
     uuid: str
     profile: str
     gpu_instance: int
@@ -66,8 +67,9 @@ def listing(found: Found) -> str:
     lines = []
     for gpu in found.gpus:
         lines.append(f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})")
-        for number, mig in enumerate(gpu.mig_devices):
-            lines.append(f"  MIG {mig.profile!s:<11} Device {number:>2}: (UUID: {mig.uuid})")
+        lines += [
+            f"  MIG {mig.profile!s:<11} Device {mig.index:>2}: (UUID: {mig.uuid})" for mig in gpu.mig_devices
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -106,6 +108,7 @@ def _gpu(gpu: FoundGpu) -> GpuReport:
 
 def _mig(mig: MigDevice) -> MigDeviceReport:
     return MigDeviceReport(
+        mig.index,
         mig.uuid,
         str(mig.profile),
         mig.gpu_instance,

@@ -45,6 +45,7 @@ class Window:
 class MigDevice:
     """One compute instance in a GPU instance, which is what a container can be given.
 
+    `index` is NVML's on this GPU, as nvidia-smi and ids such as "0:3" have it; others' coming may change it.
     `window` is None where the driver does not say it to this user, `memory_mib` on paper where no table does.
     """
 
@@ -57,6 +58,7 @@ class MigDevice:
     window: Window | None = None
     healthy: bool = True
     reason: str = ""
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class NvmlDriver:
         for index in range(call("nvmlDeviceGetMaxMigDeviceCount", device)):
             try:
                 mig = call("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
-                found.append(_mig_device(device, mig, total_mib, profiles))
+                found.append(_mig_device(device, mig, index, total_mib, profiles))
             except DriverError as error:
                 # Destroyed since the count, or never made: the others are still there.
                 if error.trouble not in (Trouble.NOT_FOUND, Trouble.INVALID):
@@ -300,7 +300,7 @@ def _nvlinks(device: Any) -> list[str | None]:
     return ends
 
 
-def _mig_device(parent: Any, device: Any, total_mib: int, profiles: dict[int, int]) -> MigDevice:
+def _mig_device(parent: Any, device: Any, index: int, total_mib: int, profiles: dict[int, int]) -> MigDevice:
     """One MIG device. `profiles`: NVML's number of each profile id, which tells the attribute in the name."""
     instance_id = int(call("nvmlDeviceGetGpuInstanceId", device))
     what = call("nvmlDeviceGetAttributes_v2", device)
@@ -333,4 +333,5 @@ def _mig_device(parent: Any, device: Any, total_mib: int, profiles: dict[int, in
             what.sharedOfaCount,
         ),
         window,
+        index=index,
     )

@@ -291,11 +291,12 @@ def _described(state: _State) -> FoundGpu:
     if mig is None:
         return gpu
     instances = sorted(mig.layout.instances, key=lambda instance: instance.id)
-    devices = tuple(_device(gpu, instance, compute) for instance in instances for compute in instance.compute)
+    parts = [(instance, compute) for instance in instances for compute in instance.compute]
+    devices = tuple(_device(gpu, index, *part) for index, part in enumerate(parts))
     return replace(gpu, mig=MigMode(mig.current, mig.pending), mig_devices=devices)
 
 
-def _device(gpu: FoundGpu, instance: GpuInstance, compute: ComputeInstance) -> MigDevice:
+def _device(gpu: FoundGpu, index: int, instance: GpuInstance, compute: ComputeInstance) -> MigDevice:
     profile = instance.profile
     name = uuid.uuid5(_NAMESPACE, f"{gpu.uuid}/{instance.id}/{compute.id}")
     return MigDevice(
@@ -306,6 +307,7 @@ def _device(gpu: FoundGpu, instance: GpuInstance, compute: ComputeInstance) -> M
         profile.memory_mib,
         _part(profile.engines, compute.slices, instance.profile.slices),
         Window(instance.start, profile.size),
+        index=index,
     )
 
 
