@@ -68,7 +68,7 @@ typedef struct Gpu {
 enum { A_GPU = 1, A_MIG = 2 };
 
 typedef struct { Gpu *gpu; unsigned long long type, data; unsigned gi, ci; } Event;
-typedef struct { unsigned char registered[GPUS]; } EventSet;
+typedef struct { int waiting; unsigned char registered[GPUS]; } EventSet;
 
 static Gpu gpus[GPUS];
 static Gpu *listed[GPUS];
@@ -516,6 +516,10 @@ int nvmlEventSetCreate(EventSet **set) {
 
 int nvmlEventSetFree(EventSet *set) {
   BEGIN;
+  if (set->waiting) {
+    fprintf(stderr, "fake NVML: a set of events is freed while a thread waits on it\n");
+    abort();
+  }
   free(set);
   return leave(OK);
 }
@@ -536,6 +540,7 @@ int nvmlDeviceRegisterEvents(Gpu *gpu, unsigned long long types, EventSet *set) 
 int nvmlEventSetWait_v2(EventSet *set, Event *event, unsigned milliseconds) {
   for (unsigned waited = 0;; waited += 2) {
     BEGIN;
+    set->waiting = 0;
     for (Gpu *gpu = gpus; gpu < gpus + GPUS; gpu++)
       if (set->registered[gpu - gpus] && gpu->lost) return leave(LOST);
     for (unsigned i = 0; i < event_count; i++) {
@@ -545,6 +550,7 @@ int nvmlEventSetWait_v2(EventSet *set, Event *event, unsigned milliseconds) {
       return leave(OK);
     }
     if (waited >= milliseconds) return leave(TIMEOUT);
+    set->waiting = 1;
     leave(OK);
     nanosleep(&(struct timespec){0, 2000000}, NULL);
   }

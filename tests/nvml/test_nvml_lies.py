@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pynvml
 import pytest
 from conftest import Opened
 
-from gpuslice.node.discovery.driver import DriverError, Trouble
+from gpuslice.node.discovery.driver import DriverError, Trouble, Xid
 
 MACHINE = "{gpus: [{model: A100-40, mig: [3g.20gb@4]}, {model: A100-40}], nvlinks: 2}"
 OPTIONAL = (
@@ -101,6 +102,18 @@ def test_a_gpu_may_vanish_at_any_moment(answers: int, switched_on: Opened) -> No
     found = driver.look()
     assert hardware.uuid(1) in {gpu.uuid for gpu in found.gpus}
     assert len(found.gpus) + len(found.silent) == 2
+
+
+def test_the_library_may_be_opened_anew_while_a_thread_waits(switched_on: Opened) -> None:
+    """The set of events that it waits on is freed only once it has returned: no crash, and the next XID comes."""
+    driver, hardware = switched_on(MACHINE)
+    with ThreadPoolExecutor(4) as waiters:
+        waiting = [waiters.submit(driver.wait, 20) for _ in range(4)]
+        for _ in range(10):
+            driver.open()
+        assert [one.result() for one in waiting] == [None] * 4
+    hardware.happens("xid", 1, 48)
+    assert driver.wait(1000) == Xid(hardware.uuid(1), 48)
 
 
 @pytest.mark.parametrize("answers", range(40))

@@ -57,7 +57,7 @@ class Changed:
 
 
 class Driver(Protocol):
-    """One machine's driver. GPUs are named by UUID; every call raises DriverError."""
+    """One machine's driver, for any thread. GPUs are named by UUID; every call raises DriverError."""
 
     def open(self) -> None:
         """Connect and listen; again: let go of everything and connect anew."""
@@ -69,10 +69,7 @@ class Driver(Protocol):
         """The machine now. A GPU that does not answer is left out and listed as silent."""
 
     def wait(self, milliseconds: int) -> Xid | Changed | None:
-        """The next event, None if there was none in time.
-
-        Not to be called by two threads at once, nor while `open` or `listen` runs.
-        """
+        """The next event, None if there was none in time. `open` and `listen` wait until it has returned."""
 
     def set_mig_mode(self, gpu: str, enabled: bool) -> bool:
         """Switch MIG on or off; True if that is so now, False if it waits for a reset of the GPU.

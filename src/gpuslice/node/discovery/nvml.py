@@ -47,6 +47,8 @@ class NvmlDriver:
     def __init__(self, *, sysfs: Path = Path("/sys")) -> None:
         self._sysfs = sysfs
         self._lock = threading.RLock()
+        self._ear = threading.Lock()
+        """Held while the library waits for an event: what it waits on must not be taken away meanwhile."""
         self._opened = False
         self._driver_version = ""
         self._cuda_version = ""
@@ -67,12 +69,12 @@ class NvmlDriver:
             self._links = self._read_links(self._devices())
 
     def close(self) -> None:
-        """Let go of the library; not while another thread waits for an event."""
+        """Let go of the library, as soon as nobody waits for an event any more."""
         if self._opened:
             self._opened = False
-            with contextlib.suppress(DriverError):
-                self._stop_listening()
-                nvmlcalls.shut_down()
+            for step in (self._stop_listening, nvmlcalls.shut_down):
+                with contextlib.suppress(DriverError):
+                    step()
 
     def listen(self) -> None:
         with self._lock:
@@ -93,9 +95,10 @@ class NvmlDriver:
             return Found(self._driver_version, self._cuda_version, tuple(gpus), tuple(silent))
 
     def wait(self, milliseconds: int) -> Xid | Changed | None:
-        if self._events is None:
-            raise DriverError(Trouble.NOT_SUPPORTED, "this driver reports no events")
-        event = nvmlcalls.wait(self._events, milliseconds)
+        with self._ear:
+            if self._events is None:
+                raise DriverError(Trouble.NOT_SUPPORTED, "this driver reports no events")
+            event = nvmlcalls.wait(self._events, milliseconds)
         if event is None:
             return None
         if event.eventType == nvmlcalls.MIG_EVENT:
@@ -160,9 +163,10 @@ class NvmlDriver:
         return devices
 
     def _stop_listening(self) -> None:
-        events, self._events = self._events, None
-        if events is not None:
-            call("nvmlEventSetFree", events)
+        with self._ear:
+            events, self._events = self._events, None
+            if events is not None:
+                call("nvmlEventSetFree", events)
 
     def _find(self, gpu: str) -> Any:
         device = self._devices().get(gpu)
