@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pynvml
 import pytest
-from nvml_world import NAME, Hardware, build, machine
+from nvml_world import NAME, Hardware, Opened, build, machine
 
 from gpuslice.node.discovery.nvml import NvmlDriver
-
-Opened = Callable[..., tuple[NvmlDriver, Hardware]]
 
 
 @pytest.fixture(scope="session")

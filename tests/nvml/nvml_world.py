@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pynvml
@@ -16,6 +16,7 @@ from gpuslice.config.devices import DevicesFile
 from gpuslice.devices.machine import PaperGpu, PaperMachine
 from gpuslice.devices.mig import GiProfile
 from gpuslice.node.discovery.driver import Changed, Driver, Xid
+from gpuslice.node.discovery.nvml import NvmlDriver
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 NAME = "libnvidia-ml.so.1"
@@ -91,6 +92,10 @@ class Hardware:
         aside = self.path.with_suffix(".new")
         aside.write_text("\n".join([*lines, *self._now, *self._happened]) + "\n")
         aside.replace(self.path)
+
+
+Opened = Callable[..., tuple[NvmlDriver, Hardware]]
+"""What the fixture `switched_on` gives: from a description to a driver and the hardware behind it."""
 
 
 def environment(library: Path, hardware: Hardware) -> dict[str, str]:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from agent_world import World, container
-from conftest import Opened
+from nvml_world import Opened
 
 from gpuslice import names
 from gpuslice.clock import SystemClock

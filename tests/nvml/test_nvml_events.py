@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Opened
-from nvml_world import events, machine
+from nvml_world import Opened, events, machine
 
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.xids import XidPolicy

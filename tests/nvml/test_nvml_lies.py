@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from conftest import Opened
+from nvml_world import Opened
 
 from gpuslice.node.discovery.driver import DriverError, Trouble, Xid
 

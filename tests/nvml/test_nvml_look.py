@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Opened
-from nvml_world import machine
+from nvml_world import Opened, machine
 
 from gpuslice.config.devices import machines
 from gpuslice.devices.found import Found, Nearness, Window

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from conftest import Opened
-from nvml_world import machine
+from nvml_world import Opened, machine
 
 from gpuslice.node.discovery.driver import Driver, DriverError, Trouble
 from gpuslice.node.discovery.simulated import SimulatedDriver
