@@ -23,6 +23,22 @@ from gpuslice.cli import options
 @click.option("--node", required=True, metavar="NAME", help="The node's name.")
 @options.devices
 @click.option(
+    "--mig-strategy",
+    type=click.Choice(["none", "single", "mixed"]),
+    envvar="MIG_STRATEGY",
+    default="none",
+    show_default=True,
+    help="How MIG devices are counted, as by NVIDIA's device plugin: as nvidia.com/gpu (single), or by their "
+    "profile, nvidia.com/mig-1g.5gb and so on (mixed).",
+)
+@click.option(
+    "--labels/--no-labels",
+    default=True,
+    show_default=True,
+    help="Write GPU feature discovery's labels (nvidia.com/gpu.product and so on) to the node. Where it runs "
+    "itself its labels stand.",
+)
+@click.option(
     "--memory-unit",
     metavar="UNIT",
     help="What one aliyun.com/gpu-mem is, such as 256MiB; default: what the devices file says, or GiB.",
@@ -40,6 +56,8 @@ def agent(
     kubeconfig: Path | None,
     node: str,
     devices: Path | None,
+    mig_strategy: str,
+    labels: bool,
     memory_unit: str | None,
     kubelet_dir: Path,
     probes: str | None,
@@ -49,6 +67,15 @@ def agent(
     async def work() -> None:
         from gpuslice.cli import servers
 
-        await servers.agent(kubeconfig, node, devices, kubelet_dir, memory_unit=memory_unit, probes=probes)
+        await servers.agent(
+            kubeconfig,
+            node,
+            devices,
+            kubelet_dir,
+            mig_strategy=mig_strategy,
+            labels=labels,
+            memory_unit=memory_unit,
+            probes=probes,
+        )
 
     serve(work())

@@ -161,11 +161,14 @@ async def agent(
     devices: Path | None,
     kubelet_dir: Path,
     *,
+    mig_strategy: str,
+    labels: bool,
     memory_unit: str | None,
     probes: str | None,
 ) -> None:
     """Run a node's agent until cancelled."""
     from gpuslice.cli.discovering import driver_of, keep_up, line_to, unit_of
+    from gpuslice.devices.sharing import MigStrategy
     from gpuslice.devices.xids import read_policy
     from gpuslice.node.agent import Agent
     from gpuslice.node.discovery.backend import DiscoveredGpus
@@ -174,7 +177,8 @@ async def agent(
     clock = SystemClock()
     unit = unit_of(devices, memory_unit)
     driver = driver_of(devices, node)
-    backend = DiscoveredGpus(line_to(driver, clock=clock), read_policy(os.environ), clock)
+    policy, line = read_policy(os.environ), line_to(driver, clock=clock)
+    backend = DiscoveredGpus(line, policy, clock, MigStrategy(mig_strategy))
     await backend.start()
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         group.create_task(keep_up(driver, devices, node, clock=clock))
@@ -185,6 +189,7 @@ async def agent(
             backend,
             kubelet_dir=kubelet_dir,
             unit=unit,
+            labels=backend.labels if labels else None,
             clock=clock,
             random=_random.random,
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from gpuslice import names
+from gpuslice.devices.labels import owned
 from gpuslice.errors import NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node
+from gpuslice.node.publish import GFD_TIMESTAMP
 
 ANNOTATIONS = (names.NODE_GPUS, names.MEMORY_UNIT)
 
@@ -18,7 +20,7 @@ async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
     """
     nodes = (await client.list(Node)).items
     cleaned = [node.name for node in nodes if await _clean(client, node)]
-    done = [f"node {name}: no annotations of ours, no {names.GPU_COUNT}" for name in cleaned]
+    done = [f"node {name}: no annotations and labels of ours, no {names.GPU_COUNT}" for name in cleaned]
     if lease is not None:
         namespace, name = lease
         try:
@@ -43,7 +45,10 @@ async def _clean(client: Client, node: Node) -> bool:
         if counted:
             body: dict[str, object] = {"status": {kind: {names.GPU_COUNT: None} for kind in counted}}
             await client.patch(Node, node.name, body, subresource="status")
-        body = {"metadata": {"annotations": dict.fromkeys(written)}}
+        labels = [key for key in node.metadata.labels or {} if owned(key)]
+        if GFD_TIMESTAMP in (node.metadata.labels or {}):
+            labels = [key for key in labels if not key.startswith("nvidia.com/")]
+        body = {"metadata": {"annotations": dict.fromkeys(written), "labels": dict.fromkeys(labels)}}
         await client.patch(Node, node.name, body)
     except NotFound:
         return False

@@ -76,3 +76,5 @@ class NodeView:
     pending: tuple[PodShare, ...] = ()
     allocatable_units: int = 0
     problem: str = field(default="")
+    allocatable_devices: int = 0
+    """Whole GPUs and MIG devices that the kubelet has to hand out."""

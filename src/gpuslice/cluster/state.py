@@ -289,7 +289,14 @@ class Cluster:
             for gpu in facts.gpus.gpus
         )
         return NodeView(
-            node, facts.address, facts.gpus.unit, views, tuple(pending), facts.units, facts.problem
+            node,
+            facts.address,
+            facts.gpus.unit,
+            views,
+            tuple(pending),
+            facts.units,
+            facts.problem,
+            sum(facts.whole.values()),
         )
 
     def snapshots(self) -> list[NodeView]:

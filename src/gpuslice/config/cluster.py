@@ -27,6 +27,7 @@ from gpuslice.config.gpus import (
 from gpuslice.config.reader import Section, parse, read_document
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.machine import PaperMachine
+from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
 from gpuslice.placement.policy import Policy
 from gpuslice.units import MemoryUnit, parse_quantity
@@ -51,7 +52,8 @@ class TaintEntry(Section, frozen=True):
 class NodeEntry(Section, frozen=True):
     """One node (`name`), or `count` equal ones called `namePrefix`-0, -1 and so on.
 
-    `machine` is the name of a ready-made one ("8xA100-40"), in the place of `gpus`.
+    `machine` is the name of a ready-made one ("8xA100-40"), in the place of `gpus`. `mig_strategy`: how the
+    MIG devices of GPUs that are cut are counted.
     """
 
     name: str | None = None
@@ -64,6 +66,7 @@ class NodeEntry(Section, frozen=True):
     taints: tuple[TaintEntry, ...] = ()
     gpus: tuple[GpuEntry, ...] = ()
     machine: str | None = None
+    mig_strategy: MigStrategy = MigStrategy.NONE
 
     def hardware(self, node: str, unit: MemoryUnit, field: str) -> PaperMachine:
         """One node's machine: with the GPUs listed, or the ready-made one. Raises InputError."""
@@ -118,6 +121,7 @@ class NodePlan:
     gpus: NodeGpus
     machine: PaperMachine
     address: str
+    mig_strategy: MigStrategy = MigStrategy.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,7 @@ def _plan(entry: NodeEntry, name: str, unit: MemoryUnit, number: int, field: str
         inventory_of(machine.gpus, unit, field=f"{field}.gpus"),
         machine,
         address(number),
+        entry.mig_strategy,
     )
 
 

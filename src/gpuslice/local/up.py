@@ -27,8 +27,10 @@ from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.config.cluster import ClusterPlan, NodePlan
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.offered import offered
 from gpuslice.devices.xids import XidPolicy
-from gpuslice.errors import NotFound
+from gpuslice.errors import InputError, NotFound
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import KubeObject, Resource, Taint
@@ -114,6 +116,8 @@ class LocalCluster:
         """Node name -> what plays /var/lib/kubelet there."""
         self.drivers = {node.name: SimulatedDriver(node.machine) for node in plan.nodes}
         """Node name -> what plays NVIDIA's driver there; it outlives the agent, as the GPUs do."""
+        self.offered = {node.name: self._hardware(node) for node in plan.nodes}
+        """Node name -> what it offers at first."""
         self.kubelets: dict[str, Kubelet] = {}
         self.agents: dict[str, Component] = {}
         """Node name -> its agent, for nodes with GPUs."""
@@ -144,10 +148,22 @@ class LocalCluster:
 
         await self.changed(none_left)
 
+    def _hardware(self, node: NodePlan) -> NodeGpus:
+        """Raises InputError naming the node if its MIG strategy cannot be met."""
+        try:
+            return NodeGpus(offered(self.drivers[node.name].look(), node.mig_strategy), node.gpus.unit)
+        except InputError as error:
+            raise InputError(f"node {node.name}: {error}", field="migStrategy") from error
+
     def _offers(self, node: NodePlan) -> bool:
         view = self.cluster.snapshot(node.name)
-        expected = sum(node.gpus.units_of(gpu) for gpu in node.gpus.gpus if gpu.healthy)
-        return view is not None and view.allocatable_units >= expected
+        # A GPU that is lost or sick by its description never comes.
+        sick = {gpu.uuid for gpu in node.gpus.gpus if not gpu.healthy}
+        healthy = [gpu for gpu in self.offered[node.name].gpus if gpu.healthy and gpu.physical not in sick]
+        units = sum(map(self.offered[node.name].units_of, healthy))
+        return (
+            view is not None and view.allocatable_units >= units and view.allocatable_devices >= len(healthy)
+        )
 
 
 class Component:
@@ -380,7 +396,8 @@ def _kubelet(
 def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Random) -> Component:
     async def start() -> None:
         await running.kubelets[node.name].ready.wait()
-        backend = DiscoveredGpus(PaperLine(running.drivers[node.name]), XidPolicy(), clock)
+        line = PaperLine(running.drivers[node.name])
+        backend = DiscoveredGpus(line, XidPolicy(), clock, node.mig_strategy)
         await backend.start()
         agent = Agent(
             running.client,
@@ -388,6 +405,7 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
             backend,
             kubelet_dir=running.folders[node.name],
             unit=node.gpus.unit,
+            labels=backend.labels,
             clock=clock,
             random=random.random,
         )

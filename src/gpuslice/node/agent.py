@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +47,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Agent:
-    """One node's agent. `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node."""
+    """One node's agent.
+
+    `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
+    are to say of its GPUs, None if that is not ours to write.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Agent:
         *,
         kubelet_dir: Path,
         unit: MemoryUnit,
+        labels: Callable[[], Mapping[str, str]] | None = None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -67,6 +72,7 @@ class Agent:
         self._lister = kubelet_dir / "pod-resources" / "kubelet.sock"
         self._slices = SliceFolders(kubelet_dir / "gpuslice" / "slices")
         self._unit = unit
+        self._labels = labels
         self._clock = clock
         self._random = random
         self._stations: tuple[Station, ...] = ()
@@ -99,7 +105,12 @@ class Agent:
     async def _serve(self, gpus: NodeGpus, kubelet: PodResourcesClient) -> None:
         ledger = self._ledger = Ledger(gpus)
         node = NodePublisher(
-            self._client, self._node, lambda: ledger.gpus, clock=self._clock, random=self._random
+            self._client,
+            self._node,
+            lambda: ledger.gpus,
+            labels=self._labels,
+            clock=self._clock,
+            random=self._random,
         )
         desk = Desk(
             self._client,

@@ -16,6 +16,7 @@ from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.annotations import encode_allocation, encode_gpus, gpushare_allocation
 from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.labels import stale
 from gpuslice.errors import ApiError, Conflict, NotFound, Unavailable
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
@@ -27,6 +28,8 @@ from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import Role
 
 BACKOFF: Final = Backoff(base=0.2, cap=15.0)
+GFD_TIMESTAMP: Final = "nvidia.com/gfd.timestamp"
+"""A label of NVIDIA's own feature discovery that ours does not write."""
 
 _log = structlog.get_logger(__name__)
 
@@ -157,12 +160,14 @@ class NodePublisher:
         name: str,
         gpus: Callable[[], NodeGpus],
         *,
+        labels: Callable[[], Mapping[str, str]] | None = None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
         self._client = client
         self._name = name
         self._gpus = gpus
+        self._labels = labels
         self._clock = clock
         self._random = random
         self._node: Node | None = None
@@ -211,15 +216,31 @@ class NodePublisher:
         gpus = self._gpus()
         present = node.metadata.annotations or {}
         changes = {key: value for key, value in encode_gpus(gpus).items() if present.get(key) != value}
-        if changes:
-            body: dict[str, object] = {"metadata": {"annotations": changes}}
+        labels = self._label_changes(node)
+        if changes or labels:
+            metadata = {key: what for key, what in (("annotations", changes), ("labels", labels)) if what}
+            body: dict[str, object] = {"metadata": metadata}
             self._keep(await self._client.patch(Node, self._name, body))
-        count = str(len(gpus.gpus))
+        count = str(len({gpu.physical for gpu in gpus.gpus}))
         amounts = {"capacity": node.status.capacity or {}, "allocatable": node.status.allocatable or {}}
         wrong = {kind for kind, have in amounts.items() if str(have.get(names.GPU_COUNT)) != count}
         if wrong:
             body = {"status": {kind: {names.GPU_COUNT: count} for kind in sorted(wrong)}}
             self._keep(await self._client.patch(Node, self._name, body, subresource="status"))
+
+    def _label_changes(self, node: Node) -> dict[str, str | None]:
+        """The labels that are not as they should be; None = to be removed."""
+        if self._labels is None:
+            return {}
+        present, wanted = node.metadata.labels or {}, dict(self._labels())
+        if GFD_TIMESTAMP in present:
+            # GPU feature discovery is here, and writes what it finds again and again.
+            wanted = {key: value for key, value in wanted.items() if not key.startswith("nvidia.com/")}
+            present = {key: value for key, value in present.items() if not key.startswith("nvidia.com/")}
+        changes: dict[str, str | None] = {
+            key: value for key, value in wanted.items() if present.get(key) != value
+        }
+        return changes | dict.fromkeys(stale(present, wanted))
 
     def _keep(self, node: Node) -> None:
         if self._node is not None and self._node.uid == node.uid:

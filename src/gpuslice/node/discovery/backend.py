@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -10,9 +11,14 @@ import structlog
 from gpuslice.clock import Clock
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import Gpu
+from gpuslice.devices.labels import Machine, node_labels
+from gpuslice.devices.offered import offered
+from gpuslice.devices.sharing import MigStrategy
 from gpuslice.devices.xids import XidPolicy
+from gpuslice.errors import InputError
 from gpuslice.node.discovery.driver import Changed, Driver, DriverError, Xid
 from gpuslice.node.discovery.health import Health
+from gpuslice.node.machine import read_machine
 
 LOOK_SECONDS: Final = 10.0
 """How often the GPUs are looked at without an event: nothing tells that one has vanished."""
@@ -68,8 +74,18 @@ class Threads:
 class DiscoveredGpus:
     """A `DeviceBackend` over a driver. Call `start` once, then let `run` run."""
 
-    def __init__(self, line: Line, policy: XidPolicy, clock: Clock) -> None:
+    def __init__(
+        self,
+        line: Line,
+        policy: XidPolicy,
+        clock: Clock,
+        strategy: MigStrategy = MigStrategy.NONE,
+    ) -> None:
         self._line = line
+        self._strategy = strategy
+        self._machine = Machine()
+        self._offered: tuple[Gpu, ...] = ()
+        self._refused = ""
         self._policy = policy
         self._clock = clock
         self._changed = asyncio.Event()
@@ -81,22 +97,31 @@ class DiscoveredGpus:
         self._looked = self._opened = 0.0
 
     def gpus(self) -> tuple[Gpu, ...]:
-        return tuple(gpu.shared for gpu in self._found.gpus if not gpu.is_for_displays)
+        return self._offered
 
     def found(self) -> Found:
         """The machine with all that is known of it, MIG devices among it."""
         return self._found
+
+    def labels(self) -> Mapping[str, str]:
+        """What a node's labels say about this machine."""
+        return node_labels(self._found, self._machine, self._strategy).labels
 
     async def changed(self) -> None:
         await self._changed.wait()
         self._changed.clear()
 
     async def start(self) -> None:
-        """Connect and look for the first time. Raises DriverError if there is no driver to ask."""
+        """Connect and look for the first time.
+
+        Raises DriverError if there is no driver to ask, InputError if the MIG strategy cannot be met.
+        """
         await self._line.open()
         found = await self._line.look()
         self._health = Health(self._policy, found)
         self._found = self._health.found()
+        self._offered = offered(self._found, self._strategy)
+        self._machine = await asyncio.to_thread(read_machine, self._found.gpus)
         self._looked = self._opened = self._clock.monotonic()
         self._heard = frozenset(gpu.uuid for gpu in found.gpus)
         for index, reason in found.silent:
@@ -164,4 +189,19 @@ class DiscoveredGpus:
         found = self._after_start.found()
         if found != self._found:
             self._found = found
+            self._offer()
             self._changed.set()
+
+    def _offer(self) -> None:
+        """What containers can be given now. While GPUs are being cut `single` may be broken for a time."""
+        refused = ""
+        try:
+            self._offered = offered(self._found, self._strategy)
+        except InputError as error:
+            refused = str(error)
+            there = {gpu.uuid for gpu in self._found.gpus}
+            there |= {device.uuid for gpu in self._found.gpus for device in gpu.mig_devices}
+            self._offered = tuple(gpu for gpu in self._offered if gpu.uuid in there)
+        if refused and refused != self._refused:
+            _log.warning("only what was there before and still is can be given out", error=refused)
+        self._refused = refused
