@@ -47,7 +47,7 @@ class NvmlDriver:
     def __init__(self, *, sysfs: Path = Path("/sys")) -> None:
         self._sysfs = sysfs
         self._lock = threading.RLock()
-        self._ear = threading.Lock()
+        self._ear = threading.RLock()
         """Held while the library waits for an event: what it waits on must not be taken away meanwhile."""
         self._opened = False
         self._driver_version = ""
@@ -58,7 +58,7 @@ class NvmlDriver:
 
     # --- the machine ------------------------------------------------------------------------------
     def open(self) -> None:
-        with self._lock:
+        with self._lock, self._ear:
             self.close()
             nvmlcalls.initialise()
             self._opened = True
@@ -70,14 +70,15 @@ class NvmlDriver:
 
     def close(self) -> None:
         """Let go of the library, as soon as nobody waits for an event any more."""
-        if self._opened:
-            self._opened = False
-            for step in (self._stop_listening, nvmlcalls.shut_down):
-                with contextlib.suppress(DriverError):
-                    step()
+        with self._lock, self._ear:
+            if self._opened:
+                self._opened = False
+                for step in (self._stop_listening, nvmlcalls.shut_down):
+                    with contextlib.suppress(DriverError):
+                        step()
 
     def listen(self) -> None:
-        with self._lock:
+        with self._lock, self._ear:
             self._stop_listening()
             self._events = _known(lambda: call("nvmlEventSetCreate"), None)
             for device in self._devices().values():
@@ -163,10 +164,9 @@ class NvmlDriver:
         return devices
 
     def _stop_listening(self) -> None:
-        with self._ear:
-            events, self._events = self._events, None
-            if events is not None:
-                call("nvmlEventSetFree", events)
+        events, self._events = self._events, None
+        if events is not None:
+            call("nvmlEventSetFree", events)
 
     def _find(self, gpu: str) -> Any:
         device = self._devices().get(gpu)
