@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ import click
 from gpuslice.cli import options
 
 if TYPE_CHECKING:
-    from gpuslice.cli.explaining import Explanation
+    from gpuslice.cli.explaining import Explanation, GpuVerdict
 
 
 @click.command(
@@ -43,8 +45,19 @@ def tell(explanation: Explanation) -> str:
         lines.append(f"  why: {explanation.why}")
     for node in explanation.nodes:
         lines.append(f"{node.node}: {'yes' if node.ok else 'no'}, {node.sentence}")
-        lines += [f"  GPU{one.gpu.index} {one.gpu.model}: {one.sentence}" for one in node.gpus]
+        lines += [f"  {line}" for line in _tell_gpus(node.gpus)]
     return "\n".join(lines)
+
+
+def _tell_gpus(gpus: Sequence[GpuVerdict]) -> list[str]:
+    """A line per GPU; MIG devices of which the same is to be said share one."""
+    lines = []
+    for _, run in groupby(gpus, key=lambda one: (one.gpu.model, one.sentence, one.gpu.parent and "MIG")):
+        alike = list(run)
+        last = "" if len(alike) == 1 or not alike[0].gpu.parent else f" to GPU{alike[-1].gpu.index}"
+        shown = alike[:1] if last else alike
+        lines += [f"GPU{one.gpu.index}{last} {one.gpu.model}: {one.sentence}" for one in shown]
+    return lines
 
 
 async def _explain(kubeconfig: Path | None, namespace: str, name: str) -> Explanation:

@@ -244,6 +244,9 @@ def _gpu_verdict(
 ) -> GpuVerdict:
     assert gpu is not None
     free = f"{_size(room.free_mib, unit)} of {_size(room.total_mib, unit)} free"
+    if room.resource not in request.devices and not (request.units and room.shareable):
+        other = f"is one {room.resource}, which the pod does not ask for"
+        return GpuVerdict(gpu, room.free_mib, False, Code.NOT_GPU_NODE, other)
     alone = place(request, unit, [room])
     if isinstance(alone, Allocation):
         best = room.uuid in favourites
@@ -255,6 +258,8 @@ def _gpu_verdict(
     if not room.healthy:
         why = f"unhealthy{f' ({gpu.reason})' if gpu.reason else ''}"
         return GpuVerdict(gpu, room.free_mib, False, Code.UNHEALTHY, why)
+    if room.untouched and (wanted := request.devices.get(room.resource, 0)) > 1:
+        return GpuVerdict(gpu, room.free_mib, False, alone.code, f"free, one of {wanted} that are needed")
     if request.whole and room.holders:
         pods = f"{room.holders} pod{'s' if room.holders > 1 else ''}"
         return GpuVerdict(gpu, room.free_mib, False, alone.code, f"in use by {pods}, {free}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuslice.cli.tabwriter import align
-from gpuslice.cluster.records import NodeView, PodShare
+from gpuslice.cluster.records import GpuView, NodeView, PodShare
 from gpuslice.units import MemoryUnit
 
 MIB = MemoryUnit(1)
@@ -18,9 +18,10 @@ MIB = MemoryUnit(1)
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One node in the unit of the table."""
+    """One node in the unit of the table. `gpus` leaves out MIG devices: see `migtable`."""
 
     view: NodeView
+    gpus: tuple[GpuView, ...]
     used: tuple[int, ...]
     totals: tuple[int, ...]
     pending: int
@@ -73,9 +74,9 @@ def details(views: Sequence[NodeView]) -> str:
         if not row.total:
             continue
         text += f"\nNAME:\t{row.view.name}\nIPADDRESS:\t{row.view.address}\n\n"
-        text += "NAME\tNAMESPACE\t" + "".join(f"GPU{gpu.index}(Allocated)\t" for gpu in row.view.gpus)
+        text += "NAME\tNAMESPACE\t" + "".join(f"GPU{gpu.index}(Allocated)\t" for gpu in row.gpus)
         text += ("Pending(Allocated)\t" if row.view.pending else "") + "\n"
-        pods = _pod_lines(row.view, unit)
+        pods = _pod_lines(row, unit)
         ruler = ruler or len(pods) + 10
         text += pods
         text += f"Allocated :\t{row.all_used} ({_percent(row.all_used, row.total)}%)\t\n"
@@ -86,25 +87,28 @@ def details(views: Sequence[NodeView]) -> str:
 
 def _row(view: NodeView, unit: MemoryUnit) -> _Row:
     # A GPU's total is in whole units of its own node first: what is left over cannot be given away.
-    totals = (view.unit.to_mib(view.unit.units_in(gpu.total_mib)) for gpu in view.gpus)
-    used = (view.unit.to_mib(view.unit.units_in(gpu.used_mib)) for gpu in view.gpus)
+    gpus = tuple(gpu for gpu in view.gpus if not gpu.parent)
+    totals = (view.unit.to_mib(view.unit.units_in(gpu.total_mib)) for gpu in gpus)
+    used = (view.unit.to_mib(view.unit.units_in(gpu.used_mib)) for gpu in gpus)
     return _Row(
         view,
+        gpus,
         tuple(map(unit.units_in, used)),
         tuple(map(unit.units_in, totals)),
         unit.units_in(sum(share.mib for share in view.pending)),
     )
 
 
-def _pod_lines(view: NodeView, unit: MemoryUnit) -> str:
+def _pod_lines(row: _Row, unit: MemoryUnit) -> str:
     """One line per pod, those without a known GPU first; a pod on several GPUs shows each share."""
     pods: dict[str, PodShare] = {}
     held: dict[tuple[str, int], int] = {}
-    for column, shares in ((len(view.gpus), view.pending), *((i, g.pods) for i, g in enumerate(view.gpus))):
+    shown = [(len(row.gpus), row.view.pending), *((i, gpu.pods) for i, gpu in enumerate(row.gpus))]
+    for column, shares in shown:
         for share in shares:
             pods.setdefault(share.uid, share)
             held[share.uid, column] = held.get((share.uid, column), 0) + share.mib
-    columns = len(view.gpus) + bool(view.pending)
+    columns = len(row.gpus) + bool(row.view.pending)
     return "".join(
         f"{pod.name}\t{pod.namespace}\t"
         + "".join(f"{unit.units_in(held.get((uid, column), 0))}\t" for column in range(columns))

@@ -54,9 +54,10 @@ def show(views: Sequence[NodeView], *, details: bool, output: str | None) -> Non
 
         print_as(report(views), output)
         return
-    from gpuslice.cli import gpushare
+    from gpuslice.cli import gpushare, migtable
 
     click.echo(gpushare.details(views) if details else gpushare.summary(views), nl=False)
+    click.echo(migtable.table(views, details=details), nl=False)
 
 
 async def _views(kubeconfig: Path | None, node: str | None) -> list[NodeView]:

@@ -28,6 +28,8 @@ class GpuReport(Report, frozen=True):
     used_mib: int = msgspec.field(name="usedMiB")
     total_mib: int = msgspec.field(name="totalMiB")
     pods: list[PodReport]
+    resource: str
+    parent: str
 
 
 class NodeReport(Report, frozen=True):
@@ -67,6 +69,8 @@ def _node(view: NodeView) -> NodeReport:
             gpu.used_mib,
             gpu.total_mib,
             [_pod(share) for share in gpu.pods],
+            gpu.resource,
+            gpu.parent,
         )
         for gpu in view.gpus
     ]

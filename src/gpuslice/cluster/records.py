@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpuslice import names
 from gpuslice.devices.inventory import Mode
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest
@@ -52,7 +53,10 @@ class PodShare:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU for the eyes of `inspect` and `explain`. `used_mib` counts all that holds it."""
+    """One GPU for the eyes of `inspect` and `explain`. `used_mib` counts all that holds it.
+
+    `resource` and `parent` are those of `devices.inventory.Gpu`: a MIG device has a parent.
+    """
 
     index: int
     uuid: str
@@ -63,6 +67,8 @@ class GpuView:
     reason: str
     mode: Mode
     pods: tuple[PodShare, ...] = ()
+    resource: str = names.WHOLE_GPU
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,6 +285,8 @@ class Cluster:
                 gpu.reason,
                 _mode(shares[gpu.uuid]),
                 tuple(shares[gpu.uuid]),
+                gpu.resource,
+                gpu.parent,
             )
             for gpu in facts.gpus.gpus
         )
