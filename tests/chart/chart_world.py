@@ -58,6 +58,18 @@ CASES = {
             "webhook": {"url": "https://192.0.2.7:8443/mutate"},
         }
     ),
+    "driver": Case(
+        {
+            "scheduler": {"mode": "own"},
+            "memoryUnit": "MiB",
+            "agent": {
+                "devices": {"simulated": ""},
+                "migStrategy": "mixed",
+                "nodeLabels": False,
+                "runtimeClassName": "nvidia",
+            },
+        }
+    ),
     "managed-cluster-of-old": Case(
         {
             "image": {"repository": "registry.example/gpuslice", "pullSecrets": [{"name": "example"}]},

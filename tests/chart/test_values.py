@@ -28,7 +28,7 @@ from gpuslice.config.devices import DevicesFile
         ({"agent": {"resources": {"request": {}}}}, "additional properties 'request' not allowed"),
         ({"webhook": {"url": "http://127.0.0.1/mutate"}}, "at '/webhook/url'"),
         ({"nodeSelector": {"a": "b"}}, "additional properties 'nodeSelector' not allowed"),
-        ({"agent": {"devices": {"simulated": ""}}}, "agent.devices.simulated says which GPUs"),
+        ({"agent": {"migStrategy": "all"}}, "at '/agent/migStrategy': value must be one of"),
         ({"agent": {"devices": {"simulated": "a: [b"}}}, "agent.devices.simulated is no YAML"),
         ({"agent": {"devices": {"simulated": "kind: Cluster"}}}, "must be a document of kind Devices"),
         ({"tls": {"mode": "provided"}}, "needs tls.provided.secretName"),
