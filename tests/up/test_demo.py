@@ -30,6 +30,10 @@ async def test_the_demo_ends_well() -> None:
         "too-large-for-one-gpu waits: 0/3 nodes are available: 3 Insufficient GPU Memory in one device",
         "checked: every pod sees the GPU that its annotation names",
         "25/101 (24%)",
+        "checked: 8 x A100 in sevenths, strategy single: 56 nvidia.com/gpu",
+        "checked: 8 x A100 in sevenths, strategy mixed: 56 nvidia.com/mig-1g.5gb",
+        "second-trainer waits: 0/3 nodes are available",
+        "checked: every container sees one MIG device, and no two the same",
     ):
         assert line in story
 

@@ -1,4 +1,4 @@
-"""`make demo`: the gpushare story on a cluster in this process, told and checked.
+"""`make demo`: the gpushare story and the one of MIG on clusters in this process, told and checked.
 
     python -m gpuslice.cli.demo
 
@@ -9,10 +9,13 @@ cluster; at the end what the containers see, what the annotations say and what `
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import SystemRandom
 from typing import Final
 
 from gpuslice import names
+from gpuslice.cli import demomig
 from gpuslice.cli.demoworld import (
     EXAMPLES,
     DemoError,
@@ -45,21 +48,32 @@ async def tell(clock: Clock) -> None:
     start = clock.monotonic()
     if not EXAMPLES.is_dir():
         raise DemoError(f"{EXAMPLES} is missing; run the demo from a clone of the repository")
-    path = EXAMPLES / "clusters" / "laptop.yaml"
+    async with staged("laptop.yaml", "in this process, without a GPU", clock) as story:
+        print_nodes(story.cluster.cluster.snapshots())
+        await play(story)
+    say("")
+    async with staged(demomig.FILE, "whose GPUs are cut by MIG", clock) as story:
+        await demomig.play(story)
+    say(f"\nAll of it is as it must be; {clock.monotonic() - start:.1f} s in all.")
+
+
+@asynccontextmanager
+async def staged(file: str, what: str, clock: Clock) -> AsyncIterator[Story]:
+    """A cluster of examples/clusters that is ready, with somebody who watches it."""
+    start = clock.monotonic()
+    path = EXAMPLES / "clusters" / file
     plan = ClusterFile.load(path).plan()
-    say(f"# A cluster from {path.relative_to(EXAMPLES.parent)}, in this process, without a GPU")
+    say(f"# A cluster from {path.relative_to(EXAMPLES.parent)}, {what}")
     async with local_cluster(plan, Settings(), clock=clock, random=SystemRandom()) as cluster:
         story = Story(cluster, clock=clock)
         watching = asyncio.create_task(story.follow())
         try:
             await within("the nodes offer their GPUs", cluster.ready())
             say(f"ready after {clock.monotonic() - start:.1f} s")
-            print_nodes(cluster.cluster.snapshots())
-            await play(story)
+            yield story
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-    say(f"\nAll of it is as it must be; {clock.monotonic() - start:.1f} s in all.")
 
 
 async def play(story: Story) -> None:

@@ -115,9 +115,9 @@ class Story:
         self._changed.set()
 
 
-async def apply(story: Story, file: str) -> list[Applied]:
+async def apply(story: Story, file: str, *, folder: str = "gpushare") -> list[Applied]:
     """POST every object of a file over HTTPS and print what the server said."""
-    path = EXAMPLES / "gpushare" / file
+    path = EXAMPLES / folder / file
     say(f"$ kubectl apply -f {path.relative_to(EXAMPLES.parent)}")
     applied = []
     for manifest in yaml.safe_load_all(path.read_text()):
