@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from gpuslice.kube.client import Response, Transport
 from gpuslice.kube.wire import ConfigMap, Event, Node, Pod
 from gpuslice.local.kubelet import node as nodes
 from gpuslice.local.kubelet.podspec import LEASES, Lease, RunPod
+from gpuslice.local.kubelet.runtime import PATH
 from gpuslice.local.kubelet.statuswriter import StatusWriter
 from gpuslice.local.streams import LogOptions
+from gpuslice.node.kubeletmessages import ContainerAllocation, Mount
 
 
 class Gate:
@@ -325,6 +328,59 @@ async def test_exec_env_prints_exactly_the_containers_environment() -> None:
         shown = dict(line.split("=", 1) for line in text.splitlines())
         assert shown.pop("PATH")
         assert shown == {"HOSTNAME": "p", "NVIDIA_VISIBLE_DEVICES": "all", "ALIYUN_COM_GPU_MEM_IDX": "0"}
+
+
+def program(path: Path, says: str) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho {says} $1\n")
+    path.chmod(0o755)
+    return path
+
+
+def mounting(folder: Path) -> Plugin:
+    """A plugin that mounts a program into a folder of the PATH, one elsewhere, and a folder."""
+    tool, hidden = program(folder / "tool/gpu-tool", "tool"), program(folder / "opt/hidden", "hidden")
+    mounts = (
+        Mount("/usr/bin/gpu-tool", str(tool)),
+        Mount("/opt/hidden", str(hidden)),
+        Mount("/usr/bin/data", str(tool.parent)),
+    )
+    plugin = Plugin(IDS)
+    plugin.answer = lambda _: ContainerAllocation(mounts=mounts)
+    return plugin
+
+
+async def test_a_mounted_program_of_a_folder_on_the_path_is_called_by_its_name(tmp_path: Path) -> None:
+    async with world() as here:
+        await here.serve(mounting(tmp_path))
+        await here.create("p", container("c", 5))
+        await here.phase("p", "Running")
+        assert await here.exec("p", "gpu-tool", "-L") == (0, "tool -L\n")
+        assert await here.exec("p", "sh", "-c", "gpu-tool -L") == (0, "tool -L\n")
+        assert await here.exec("p", "sh", "-c", "gpu-tool -L", tty=True) == (0, "tool -L\r\n")
+        assert await here.exec("p", "/opt/hidden", "-L") == (0, "hidden -L\n")
+        assert (await here.exec("p", "sh", "-c", "hidden"))[0] == 127
+        assert await here.exec("p", "sh", "-c", "echo $PATH") == (0, f"{tmp_path}/tool:{PATH}\n")
+
+
+async def test_a_path_of_the_containers_own_says_which_mounted_programs_are_on_it(tmp_path: Path) -> None:
+    async with world() as here:
+        await here.serve(mounting(tmp_path))
+        await here.create("p", container("c", 5, env=[{"name": "PATH", "value": "/bin:/opt"}]))
+        await here.phase("p", "Running")
+        assert await here.exec("p", "sh", "-c", "hidden; echo $PATH") == (
+            0,
+            f"hidden\n{tmp_path}/opt:/bin:/opt\n",
+        )
+
+
+async def test_a_process_of_a_container_calls_mounted_programs_too(tmp_path: Path) -> None:
+    async with world(run_processes=True) as here:
+        await here.serve(mounting(tmp_path))
+        command = ["sh", "-c", "gpu-tool -L"]
+        await here.create("p", container("c", 5, command=command), restartPolicy="Never")
+        await here.phase("p", "Succeeded")
+        assert await here.log("p") == "tool -L\n"
 
 
 async def test_a_missing_config_map_is_waited_for() -> None:

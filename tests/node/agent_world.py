@@ -27,6 +27,7 @@ from gpuslice.local.apiserver.app import ApiServer
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.node.agent import Agent
 from gpuslice.node.kubeletapi import PluginClient
+from gpuslice.node.kubeletmessages import ContainerAllocation
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import read_request
 from gpuslice.units import GIB, parse_count
@@ -120,8 +121,9 @@ class Outage:
 
 
 class World:
-    def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = GPUS) -> None:
+    def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = GPUS, **options: Any) -> None:
         self.folder = folder
+        self.options = options
         self.api = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
         self.client = Client(self.api.transport())
         self.api_of_agent = Outage(self.api.transport())
@@ -131,7 +133,8 @@ class World:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def agent(self, **more: Any) -> Agent:
-        options: dict[str, Any] = {"unit": GIB, "clock": SystemClock(), "random": Random(1).random} | more
+        options: dict[str, Any] = {"unit": GIB, "clock": SystemClock(), "random": Random(1).random}
+        options |= self.options | more
         return Agent(Client(self.api_of_agent), NODE, self.backend, kubelet_dir=self.folder, **options)
 
     async def start_agent(self) -> None:
@@ -218,6 +221,12 @@ class World:
     async def pod(self, name: str, holds: Callable[[Pod], bool]) -> Pod:
         return await self.until(Pod, name, holds, "default")
 
+    def given(self, pod: Pod, container: str = "c") -> ContainerAllocation:
+        """What the agent has answered for a container, as the kubelet has it."""
+        assert self.kubelet is not None
+        (holding,) = self.kubelet.devices.manager.holdings(pod.uid, container)
+        return holding.answer
+
     async def assigned(self, name: str) -> Pod:
         """Wait until the agent has made a pod's annotations true."""
         return await self.pod(name, lambda pod: pod.annotations.get(names.MEM_ASSIGNED) == "true")
@@ -266,10 +275,10 @@ class World:
 
 
 @asynccontextmanager
-async def world(gpus: tuple[Gpu, ...] = GPUS) -> AsyncIterator[World]:
-    """API server, kubelet and agent, ready to take pods."""
+async def world(gpus: tuple[Gpu, ...] = GPUS, **options: Any) -> AsyncIterator[World]:
+    """API server, kubelet and agent, ready to take pods. `options` are the agent's."""
     folder = Path(tempfile.mkdtemp(prefix="node"))  # pytest's own folders are too long for a socket
-    here = World(folder, gpus)
+    here = World(folder, gpus, **options)
     await here.api.start()
     try:
         await here.start_kubelet()

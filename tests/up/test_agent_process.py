@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -63,6 +64,10 @@ async def test_an_agent_of_its_own_offers_its_gpus_and_survives_a_kill(tmp_path:
             await cluster.changed(lambda: offers(28))
         await kubectl("apply", "-f", "-", stdin=deployment("web", 2, 3))
         await kubectl("rollout", "status", "deploy/web", "--timeout=20s")
+        assert re.fullmatch(
+            r"GPU 0: Tesla T4 \(UUID: GPU-(one|two)\)\n",
+            await kubectl("exec", "deploy/web", "--", "nvidia-smi", "-L"),
+        )
         agent.send_signal(signal.SIGKILL)
         await agent.wait()
         async with asyncio.timeout(20):

@@ -60,19 +60,6 @@ class MachineReport(Report, frozen=True):
     silent: list[SilentReport]
 
 
-def listing(found: Found) -> str:
-    """Lines as those of `nvidia-smi -L`."""
-    if not found.gpus:
-        return "No devices found.\n"
-    lines = []
-    for gpu in found.gpus:
-        lines.append(f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})")
-        lines += [
-            f"  MIG {mig.profile!s:<11} Device {mig.index:>2}: (UUID: {mig.uuid})" for mig in gpu.mig_devices
-        ]
-    return "\n".join(lines) + "\n"
-
-
 def report(found: Found) -> MachineReport:
     """Everything that was found."""
     return MachineReport(

@@ -48,7 +48,8 @@ def devices(devices: Path | None, node: str, output: str | None) -> None:
 
 def show(found: Found, *, output: str | None) -> None:
     """Print a machine as nvidia-smi does, or as JSON or YAML."""
-    from gpuslice.cli.devicesreport import listing, report
+    from gpuslice.cli.devicesreport import report
+    from gpuslice.devices.listing import listing
 
     if output:
         from gpuslice.cli.output import print_as

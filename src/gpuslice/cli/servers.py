@@ -172,6 +172,7 @@ async def agent(
     from gpuslice.devices.xids import read_policy
     from gpuslice.node.agent import Agent
     from gpuslice.node.discovery.backend import DiscoveredGpus
+    from gpuslice.node.discovery.simulated import SimulatedDriver
 
     setup()
     clock = SystemClock()
@@ -190,6 +191,7 @@ async def agent(
             kubelet_dir=kubelet_dir,
             unit=unit,
             labels=backend.labels if labels else None,
+            simulated=backend.found if isinstance(driver, SimulatedDriver) else None,
             clock=clock,
             random=_random.random,
         )

@@ -406,6 +406,7 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
             kubelet_dir=running.folders[node.name],
             unit=node.gpus.unit,
             labels=backend.labels,
+            simulated=backend.found,
             clock=clock,
             random=random.random,
         )

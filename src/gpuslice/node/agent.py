@@ -16,6 +16,7 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock
+from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.backoff import Backoff
@@ -50,7 +51,8 @@ class Agent:
     """One node's agent.
 
     `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
-    are to say of its GPUs, None if that is not ours to write.
+    are to say of its GPUs, None if that is not ours to write; `simulated` what the machine is if its GPUs are
+    on paper: containers then get a stand-in for nvidia-smi.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Agent:
         kubelet_dir: Path,
         unit: MemoryUnit,
         labels: Callable[[], Mapping[str, str]] | None = None,
+        simulated: Callable[[], Found] | None = None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -73,6 +76,7 @@ class Agent:
         self._slices = SliceFolders(kubelet_dir / "gpuslice" / "slices")
         self._unit = unit
         self._labels = labels
+        self._simulated = simulated
         self._clock = clock
         self._random = random
         self._stations: tuple[Station, ...] = ()
@@ -119,6 +123,7 @@ class Agent:
             kubelet,
             self._slices,
             isolation_disabled=lambda: node.isolation_disabled,
+            simulated=self._simulated,
             clock=self._clock,
             random=self._random,
         )

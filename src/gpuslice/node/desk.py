@@ -19,6 +19,7 @@ import structlog
 from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.state import has_ended
+from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound, Unavailable
 from gpuslice.kube.client import Client
@@ -31,6 +32,7 @@ from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod, read_pod
 from gpuslice.node.publish import PodPublisher
 from gpuslice.node.slicefiles import GpuPart, SliceFile, SliceFolders
+from gpuslice.node.standin import IN_CONTAINER, NAME, script
 
 FRESH_SECONDS: Final = 1.0
 """How long a question to the API server may hold up an admission."""
@@ -42,7 +44,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Desk:
-    """The node's pods and ledger, and what the kubelet asks about them."""
+    """The node's pods and ledger, and what the kubelet asks about them.
+
+    `simulated` tells the machine on paper, None on real GPUs: their driver brings an nvidia-smi of its own.
+    """
 
     def __init__(
         self,
@@ -53,6 +58,7 @@ class Desk:
         folders: SliceFolders,
         *,
         isolation_disabled: Callable[[], bool],
+        simulated: Callable[[], Found] | None = None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -75,6 +81,7 @@ class Desk:
         self._kubelet = kubelet
         self._folders = folders
         self._isolation_disabled = isolation_disabled
+        self._simulated = simulated
         self._clock = clock
         self._this_list: asyncio.Task[Sequence[PodResources]] | None = None
         self._next_list: asyncio.Task[Sequence[PodResources]] | None = None
@@ -144,12 +151,11 @@ class Desk:
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
         try:
-            folder = self._folders.make(outcome.ids)
+            mounts = self._mounts(outcome)
         except OSError as error:
             self.ledger.withdraw(outcome)
             raise RpcError(RpcCode.INTERNAL, f"cannot make the container's folder: {error}") from error
-        mount = Mount(names.SLICE_DIR_IN_CONTAINER, str(folder))
-        return ContainerAllocation(envs=self._environment(outcome), mounts=(mount,))
+        return ContainerAllocation(envs=self._environment(outcome), mounts=mounts)
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
         try:
@@ -289,6 +295,15 @@ class Desk:
         if self._isolation_disabled():
             envs[names.CGPU_DISABLE] = "true"
         return envs
+
+    def _mounts(self, held: Held) -> tuple[Mount, ...]:
+        """Make what the container sees of the host. Raises OSError."""
+        mounts = (Mount(names.SLICE_DIR_IN_CONTAINER, str(self._folders.make(held.ids))),)
+        if self._simulated is None:
+            return mounts
+        program = script(self._simulated(), held.gpus.keys())
+        path = self._folders.add_program(held.ids, NAME, program)
+        return (*mounts, Mount(IN_CONTAINER, str(path)))
 
     def _content(self, identity: Identity) -> SliceFile:
         whole = identity.held.resource != names.GPU_MEM

@@ -1,7 +1,8 @@
 """The folders that containers see at /run/gpuslice: `slice.json` says what a container holds.
 
 Allocate must say what is mounted before anybody knows for whom; so the folder's name is made from the ids,
-and PreStartContainer, which knows, fills it. Files are replaced in one step: a reader sees all or nothing.
+and PreStartContainer, which knows, fills it. What the ids alone tell is written at once: the stand-in for
+nvidia-smi where GPUs are simulated. Files are replaced in one step: a reader sees all or nothing.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ class SliceFolders:
 
     def write(self, ids: Iterable[str], content: SliceFile) -> None:
         """Say what the container holds. Raises OSError."""
-        folder = self.make(ids)
-        new = folder / f".{FILE}"
-        new.write_bytes(msgspec.json.encode(content) + b"\n")
-        new.chmod(0o644)
-        os.replace(new, folder / FILE)  # noqa: PTH105 (Path.replace returns a path nobody needs)
+        _replace(self.make(ids) / FILE, msgspec.json.encode(content) + b"\n", 0o644)
+
+    def add_program(self, ids: Iterable[str], name: str, text: str) -> Path:
+        """Put a program for the container there; where it is. Raises OSError."""
+        path = self.make(ids) / name
+        _replace(path, text.encode(), 0o755)
+        return path
 
     def remove(self, ids: Iterable[str]) -> None:
         """The slice was given back."""
@@ -81,3 +84,10 @@ class SliceFolders:
                     content = None
                 if content is None or content.uid not in uids:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    new = path.with_name(f".{path.name}")
+    new.write_bytes(content)
+    new.chmod(mode)
+    os.replace(new, path)  # noqa: PTH105 (Path.replace returns a path nobody needs)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Literal
 
 from gpuslice.errors import GpuSliceError
@@ -210,3 +211,18 @@ def on_the_host(words: Sequence[str], answers: Iterable[ContainerAllocation]) ->
         return word
 
     return tuple(rewrite(word) for word in words)
+
+
+def mounted_programs(answers: Iterable[ContainerAllocation]) -> tuple[tuple[str, str], ...]:
+    """The folders of mounts that are single files, in the container and on the host.
+
+    With the host's on its PATH, a process that calls such a file by its name gets the mounted one.
+    """
+    pairs = [
+        (Path(mount.container_path), Path(mount.host_path)) for answer in answers for mount in answer.mounts
+    ]
+    return tuple(
+        (str(inside.parent), str(host.parent))
+        for inside, host in pairs
+        if inside.name == host.name and host.is_file()
+    )

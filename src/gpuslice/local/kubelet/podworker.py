@@ -33,6 +33,7 @@ from gpuslice.local.kubelet.environment import (
     command_line,
     decode_secret,
     environment,
+    mounted_programs,
     on_the_host,
     sources,
 )
@@ -335,6 +336,7 @@ class PodWorker:
             seconds=_seconds(pod, record, command),
             exit_code=0 if record.init else _exit_code(pod),
             ignore_term=pod.annotations.get(IGNORE_TERM) == "true",
+            programs=mounted_programs(answers),
         )
 
     async def _values(self, kind: Kind, name: str) -> Mapping[str, str] | None:

@@ -30,7 +30,10 @@ EXIT_START: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start of a container. `seconds`: how long a simulated one runs, None for ever."""
+    """One start of a container. `seconds`: how long a simulated one runs, None for ever.
+
+    `programs` are mounted ones: the folder in the container, and that of the host (see `mounted_programs`).
+    """
 
     hostname: str
     name: str
@@ -40,6 +43,7 @@ class Launch:
     seconds: float | None = None
     exit_code: int = 0
     ignore_term: bool = False
+    programs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +181,17 @@ class _LocalContainer:
 
 
 def process_env(launch: Launch, *, home: bool) -> dict[str, str]:
-    """The container's variables, and before them the little that every container has."""
+    """The container's variables, and before them the little that every container has.
+
+    Mounted programs of folders on the PATH are found first, as a mount would hide what is there.
+    """
     base = {"PATH": PATH, "HOSTNAME": launch.hostname}
     if home:
         base["HOME"] = str(launch.folder)
-    return base | dict(launch.env)
+    env = base | dict(launch.env)
+    path = env["PATH"].split(":")
+    mounted = dict.fromkeys(host for inside, host in launch.programs if inside in path)
+    return env | {"PATH": ":".join((*mounted, *path))}
 
 
 _SLEEP: Final = re.compile(r"\bsleep\s+(\d+(?:\.\d+)?)([smhd]?)(?![\w.])")
