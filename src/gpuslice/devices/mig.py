@@ -155,7 +155,7 @@ class MigGeometry:
     @property
     def listing(self) -> str:
         """Names of all profiles, for sentences."""
-        return ", ".join(str(profile) for profile in self.profiles)
+        return ", ".join(str(profile) for profile in self.profiles) or "none"
 
     def by_id(self, profile_id: int) -> GiProfile | None:
         """The profile of the id that nvidia-smi shows."""

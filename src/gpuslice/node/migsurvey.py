@@ -1,0 +1,91 @@
+"""The GPUs of a node as MIG sees them: mode, instances, and who must not be disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from gpuslice.config.migexport import MigState
+from gpuslice.config.migparted import MigTarget, MigWish
+from gpuslice.devices.catalogue import find_model
+from gpuslice.devices.found import FoundGpu
+from gpuslice.devices.mig import MigGeometry
+from gpuslice.devices.miglayout import GpuInstance, MigLayout
+from gpuslice.devices.migtables import geometry_of
+from gpuslice.errors import InputError
+from gpuslice.node.discovery.driver import Driver, DriverError, Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class MigGpu:
+    """One GPU. `layout` is empty while MIG is off, and None if the GPU cannot be partitioned."""
+
+    gpu: FoundGpu
+    layout: MigLayout | None
+
+    @property
+    def target(self) -> MigTarget:
+        """The GPU as configurations are checked against it."""
+        return MigTarget.of(self.gpu, self.layout.geometry if self.layout else None)
+
+    @property
+    def wish(self) -> MigWish:
+        """What a configuration would have to say for the GPU to be as it is."""
+        enabled = self.gpu.mig is not None and self.gpu.mig.current
+        return MigWish(enabled, dict(self.layout.devices) if self.layout else {})
+
+    @property
+    def state(self) -> MigState:
+        """The same with its place and its kind, for export."""
+        return MigState(self.gpu.index, self.target.board, self.wish)
+
+
+@dataclass(frozen=True, slots=True)
+class MigMachine:
+    """All GPUs that answer, by index; `silent` are the others: index, why."""
+
+    gpus: tuple[MigGpu, ...]
+    silent: tuple[tuple[int, str], ...] = ()
+
+    def find(self, uuid: str) -> MigGpu | None:
+        """The GPU of that UUID."""
+        return next((one for one in self.gpus if one.gpu.uuid == uuid), None)
+
+
+def survey(driver: Driver, held: Collection[str] = ()) -> MigMachine:
+    """Ask an open driver. `held`: UUIDs of MIG devices that containers have; those are in use.
+
+    Raises DriverError.
+    """
+    found = driver.look()
+    return MigMachine(tuple(MigGpu(gpu, _layout(driver, gpu, held)) for gpu in found.gpus), found.silent)
+
+
+def _layout(driver: Driver, gpu: FoundGpu, held: Collection[str]) -> MigLayout | None:
+    if gpu.mig is None:
+        return None
+    if not gpu.mig.current:
+        return MigLayout(_geometry_while_off(driver, gpu))
+    used = {(mig.gpu_instance, mig.compute_instance) for mig in gpu.mig_devices if mig.uuid in held}
+    layout = driver.layout(gpu.uuid)
+    return replace(layout, instances=tuple(_marked(gi, used) for gi in layout.instances)) if used else layout
+
+
+def _marked(gi: GpuInstance, used: Collection[tuple[int, int]]) -> GpuInstance:
+    return replace(gi, compute=tuple(replace(ci, in_use=(gi.id, ci.id) in used) for ci in gi.compute))
+
+
+def _geometry_while_off(driver: Driver, gpu: FoundGpu) -> MigGeometry:
+    """NVML may say the places of instances only while MIG is on; until then the published table counts.
+
+    Of a board that no table knows nothing can be promised: MIG can be switched on, without instances.
+    """
+    try:
+        return driver.geometry(gpu.uuid)
+    except DriverError as error:
+        if error.trouble is not Trouble.NOT_SUPPORTED:
+            raise
+    try:
+        return geometry_of(find_model(gpu.name).mig_family or "")
+    except InputError:
+        return MigGeometry(f"{gpu.name} (no table knows it; switch MIG on first, by all-enabled)", 0, 0, ())
