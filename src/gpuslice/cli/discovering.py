@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuslice.clock import Clock
 from gpuslice.config.devices import DevicesFile, find_machine
@@ -13,8 +14,11 @@ from gpuslice.node.discovery.following import follow
 from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 from gpuslice.units import GIB, MemoryUnit
 
+if TYPE_CHECKING:
+    from gpuslice.node.discovery.nvml import NvmlDriver
 
-def driver_of(devices: Path | None, node: str) -> Driver:
+
+def driver_of(devices: Path | None, node: str) -> NvmlDriver | SimulatedDriver:
     """NVIDIA's driver, or what the file (or the ready-made machine) says about the GPUs of that node.
 
     Raises InputError naming the place in the file.

@@ -11,6 +11,7 @@ from gpuslice.cli.explain import explain
 from gpuslice.cli.extender import extender
 from gpuslice.cli.inspect import inspect
 from gpuslice.cli.install import install
+from gpuslice.cli.mig import mig
 from gpuslice.cli.node import node
 from gpuslice.cli.scheduler import scheduler
 from gpuslice.cli.uninstall import uninstall
@@ -24,7 +25,20 @@ def main() -> None:
     """Share GPUs in Kubernetes. To try it without a GPU and without a cluster: gpuslice up."""
 
 
-for command in (up, inspect, explain, doctor, validate, install, uninstall, extender, scheduler, agent, node):
+for command in (
+    up,
+    inspect,
+    explain,
+    doctor,
+    validate,
+    install,
+    uninstall,
+    extender,
+    scheduler,
+    agent,
+    node,
+    mig,
+):
     main.add_command(command)
 
 if __name__ == "__main__":
