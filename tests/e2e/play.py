@@ -25,7 +25,11 @@ def main() -> int:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpuslice-e2e-") as temporary:
         try:
-            cluster = RealCluster(chosen.work or Path(temporary), nodes=chosen.nodes, images=chosen.image)
+            cluster = RealCluster(
+                chosen.work or Path(temporary),
+                nodes=chosen.nodes,
+                images=[one.resolve() for one in chosen.image],
+            )
         except MissingError as missing:
             print(missing, file=sys.stderr)
             return 1
