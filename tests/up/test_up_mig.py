@@ -10,12 +10,14 @@ from random import Random
 from typing import Any
 
 import pytest_asyncio
+from click.testing import CliRunner
 
 from gpuslice import names
 from gpuslice.cli import migtable
 from gpuslice.cli.explain import tell
 from gpuslice.cli.explaining import explain
 from gpuslice.cli.gpushare import summary
+from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.kube.wire import Node, Pod
@@ -140,3 +142,12 @@ async def test_inspect_shows_mig_devices_beside_gpushares_table(cluster: LocalCl
         ["mixed", SMALL, "NVIDIA", "A100-SXM4-40GB", "MIG", "1g.5gb", "1/1"]
     ]
     assert "default/small" in migtable.table(views, details=True)
+
+
+async def test_doctor_finds_nothing_wrong_with_nodes_that_share_no_memory(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    await start(cluster, pod("one", names.WHOLE_GPU, 1, "single"))
+    words = ["doctor", "--strict", "--kubeconfig", str(tmp_path / "kubeconfig")]
+    result = await asyncio.to_thread(CliRunner().invoke, main, words)
+    assert (result.exit_code, result.output) == (0, "nothing is wrong\n")

@@ -55,7 +55,7 @@ class PodShare:
 class GpuView:
     """One GPU for the eyes of `inspect` and `explain`. `used_mib` counts all that holds it.
 
-    `resource` and `parent` are those of `devices.inventory.Gpu`: a MIG device has a parent.
+    `resource`, `parent` and `shareable` are those of `devices.inventory.Gpu`: a MIG device has a parent.
     """
 
     index: int
@@ -69,6 +69,7 @@ class GpuView:
     pods: tuple[PodShare, ...] = ()
     resource: str = names.WHOLE_GPU
     parent: str = ""
+    shareable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

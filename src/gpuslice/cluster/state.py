@@ -287,6 +287,7 @@ class Cluster:
                 tuple(shares[gpu.uuid]),
                 gpu.resource,
                 gpu.parent,
+                gpu.shareable,
             )
             for gpu in facts.gpus.gpus
         )

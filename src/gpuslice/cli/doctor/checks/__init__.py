@@ -27,7 +27,7 @@ def examine(facts: Facts, now: datetime) -> list[Finding]:
             *api.check(facts),
             *runtime.check(facts),
             *rivals.check(facts),
-            *agents.check(facts),
+            *agents.check(facts, now),
             *scheduling.check(facts, now),
             *path.check(facts, now),
             *webhooks.check(facts, now),

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
 from gpuslice import names
 from gpuslice.cli.doctor.checks.rivals import plugin_of
-from gpuslice.cli.doctor.checks.say import brief, listed, plural
+from gpuslice.cli.doctor.checks.say import brief, listed, moment, plural
 from gpuslice.cli.doctor.facts import Facts
 from gpuslice.cli.doctor.finding import Area, Finding, Level
-from gpuslice.cli.doctor.objects import DaemonSet, Node
+from gpuslice.cli.doctor.objects import DaemonSet, Node, Pod
 from gpuslice.cli.doctor.ours import failure
 from gpuslice.kube.wire import Taint, Toleration
 from gpuslice.scheduler.predicates import tolerated
 
+SETTLED: Final = timedelta(seconds=30)
+"""A kubelet writes its node's resources every ten seconds when they have changed."""
 HELM_RELEASE: Final = "meta.helm.sh/release-name"
 ALWAYS: Final = tuple(
     Toleration(f"node.kubernetes.io/{key}", "Exists")
@@ -34,12 +37,12 @@ ALWAYS: Final = tuple(
 """What the DaemonSet controller lets its pods tolerate."""
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(facts: Facts, now: datetime) -> Iterator[Finding]:
     """Agents and plugins, node by node."""
     yield from _not_installed(facts)
     yield from _empty_pool(facts)
     for node in facts.nodes:
-        yield from _on_node(facts, node)
+        yield from _on_node(facts, node, now)
 
 
 def untolerated(daemonset: DaemonSet, node: Node) -> Taint | None:
@@ -56,8 +59,8 @@ def untolerated(daemonset: DaemonSet, node: Node) -> Taint | None:
 
 
 def _offers(facts: Facts, node: Node) -> bool:
-    """Has it an agent's GPUs, and has kubelet units to hand out? Then an agent is alive, wherever it runs."""
-    return names.NODE_GPUS in node.annotations and facts.units(node) > 0
+    """Has it an agent's GPUs, and has kubelet any to hand out? Then an agent is alive, wherever it runs."""
+    return names.NODE_GPUS in node.annotations and facts.serves(node)
 
 
 def _not_installed(facts: Facts) -> Iterator[Finding]:
@@ -97,7 +100,7 @@ def _empty_pool(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _on_node(facts: Facts, node: Node) -> Iterator[Finding]:
+def _on_node(facts: Facts, node: Node, now: datetime) -> Iterator[Finding]:
     view = facts.views[node.name]
     agents = facts.agents.on(node.name)
     broken = [(pod, words) for pod in agents if (words := failure(pod))]
@@ -129,8 +132,14 @@ def _on_node(facts: Facts, node: Node) -> Iterator[Finding]:
         # An agent that offers units is alive though it is no pod of ours.
         if not _offers(facts, node):
             yield _missing(facts, node, facts.agents.workloads[0])
-    elif (agents or facts.in_one_process) and not facts.units(node) and any(gpu.healthy for gpu in view.gpus):
+    elif (agents or facts.in_one_process) and facts.lacks(node) and not _young(agents, now):
         yield _unregistered(facts, node)
+
+
+def _young(agents: Sequence[Pod], now: datetime) -> bool:
+    """True if an agent has only just come: kubelet tells of a new plugin when it next tells of its node."""
+    made = [moment(pod.metadata.creation_timestamp) for pod in agents]
+    return any(when is not None and now - when < SETTLED for when in made)
 
 
 def _tolerate(daemonset: DaemonSet, value: dict[str, str]) -> str:
@@ -191,14 +200,15 @@ def say_taint(taint: Taint) -> str:
 
 def _unregistered(facts: Facts, node: Node) -> Finding:
     gpus = len(facts.views[node.name].gpus)
-    known = names.GPU_MEM in (node.status.allocatable or {})
+    resource = facts.lacks(node)
+    known = resource in (node.status.allocatable or {})
     return Finding(
         Area.AGENT,
         "plugin-not-registered",
         Level.ERROR,
         f"Node/{node.name}",
         f"the agent of node {node.name} has published {plural(gpus, 'GPU')}, but kubelet offers "
-        f"{'0' if known else 'no'} {names.GPU_MEM}: the device plugin is not registered with it (another "
+        f"{'0' if known else 'no'} {resource}: the device plugin is not registered with it (another "
         "kubelet folder, or kubelet was restarted and the agent has not noticed)",
         _restart(facts, node),
         {"gpus": gpus},
