@@ -118,6 +118,11 @@ def test_starting_imports_nothing_heavy(module: str) -> None:
         (["extender", "--lease", "a/b", "--follow-lease", "a/b"], "exclude each other"),
         (["extender", "--label-leader"], "--label-leader needs --lease"),
         (["agent", "--node", "n", "--devices", "/nowhere"], "error: /nowhere: there is no such file\n"),
+        (
+            ["agent", "--node", "n", "--device-list-strategy", "envvar,cdi"],
+            "error: --device-list-strategy: 'envvar,cdi' is not understood; write one of envvar, volume-mounts, ",
+        ),
+        (["agent", "--node", "n", "--driver-root", "run"], "'run' is not a folder of the host, such as /run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

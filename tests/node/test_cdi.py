@@ -81,7 +81,7 @@ def test_toolkit_and_sockets_are_the_hosts(root: Path, tmp_path_factory: pytest.
 
 def test_a_driver_that_is_elsewhere_is_told(root: Path) -> None:
     with pytest.raises(
-        InputError, match=r"nvidiaDriverRoot: there is no libcuda\.so\.999 in /usr/lib64, .* below"
+        InputError, match=r"--driver-root: there is no libcuda\.so\.999 in /usr/lib64, .* below"
     ):
         find_driver("999", root)
 

@@ -73,12 +73,26 @@ async def test_an_agent_of_its_own_offers_its_gpus_and_survives_a_kill(tmp_path:
         async with asyncio.timeout(20):
             await cluster.changed(lambda: offers(0))
         port = free_port()
-        agent = await start_agent(tmp_path, cluster.folders["one"], "--probes", f"127.0.0.1:{port}")
+        agent = await start_agent(
+            tmp_path,
+            cluster.folders["one"],
+            *("--probes", f"127.0.0.1:{port}", "--device-list-strategy", "volume-mounts"),
+        )
         async with asyncio.timeout(20):
             await cluster.changed(lambda: offers(28))
         await kubectl("scale", "deploy/web", "--replicas=4")
         await kubectl("rollout", "status", "deploy/web", "--timeout=20s")
         pods = (await kubectl.read("pods"))["items"]
+        named = [
+            re.search(
+                "NVIDIA_VISIBLE_DEVICES=(.*)", await kubectl("exec", pod["metadata"]["name"], "--", "env")
+            )
+            for pod in pods
+        ]
+        assert sorted(found[1].partition("-")[0] for found in named if found) == [
+            *["/var/run/nvidia"] * 2,
+            *["GPU"] * 2,
+        ]
         assert {pod["metadata"]["annotations"][names.MEM_ASSIGNED] for pod in pods} == {"true"}
         assert await ask(port, "/healthz") == (200, "ok")
         assert await ask(port, "/readyz") == (200, "ok")

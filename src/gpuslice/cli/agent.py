@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gpuslice.cli import options
+
+
+class _Root(click.ParamType[str]):
+    name = "DIR"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.startswith("/"):
+            self.fail(f"{value!r} is not a folder of the host, such as /run/nvidia/driver", param, ctx)
+        return value
+
+
+_ROOT = _Root()
 
 
 @click.command(
@@ -30,6 +43,38 @@ from gpuslice.cli import options
     show_default=True,
     help="How MIG devices are counted, as by NVIDIA's device plugin: as nvidia.com/gpu (single), or by their "
     "profile, nvidia.com/mig-1g.5gb and so on (mixed).",
+)
+@click.option(
+    "--device-list-strategy",
+    multiple=True,
+    envvar="DEVICE_LIST_STRATEGY",
+    metavar="STRATEGY",
+    help="How a container's devices are named to the container runtime: envvar (the default), volume-mounts, "
+    "cdi-annotations or cdi-cri, or several of them. For CDI the agent writes the specification.",
+)
+@click.option(
+    "--pass-device-specs",
+    is_flag=True,
+    envvar="PASS_DEVICE_SPECS",
+    help="Name the device files to the kubelet, too, which a static CPU manager needs.",
+)
+@click.option(
+    "--driver-root",
+    "--nvidia-driver-root",
+    type=_ROOT,
+    envvar="NVIDIA_DRIVER_ROOT",
+    default="/",
+    show_default=True,
+    metavar="DIR",
+    help="Where the driver is installed on the host.",
+)
+@click.option(
+    "--dev-root",
+    "--nvidia-dev-root",
+    type=_ROOT,
+    envvar="NVIDIA_DEV_ROOT",
+    metavar="DIR",
+    help="Below which folder of the host /dev is; default: as the driver.",
 )
 @click.option(
     "--labels/--no-labels",
@@ -57,6 +102,10 @@ def agent(
     node: str,
     devices: Path | None,
     mig_strategy: str,
+    device_list_strategy: tuple[str, ...],
+    pass_device_specs: bool,
+    driver_root: str,
+    dev_root: str | None,
     labels: bool,
     memory_unit: str | None,
     kubelet_dir: Path,
@@ -66,13 +115,22 @@ def agent(
 
     async def work() -> None:
         from gpuslice.cli import servers
+        from gpuslice.config.nvidiaflags import effective
 
+        given: dict[str, Any] = {
+            "device-list-strategy": ",".join(device_list_strategy) or None,
+            "pass-device-specs": pass_device_specs,
+            "driver-root": driver_root,
+            "dev-root": dev_root,
+        }
+        flags = effective({}, cli={k: v for k, v in given.items() if v is not None}, env={})
         await servers.agent(
             kubeconfig,
             node,
             devices,
             kubelet_dir,
             mig_strategy=mig_strategy,
+            flags=flags,
             labels=labels,
             memory_unit=memory_unit,
             probes=probes,

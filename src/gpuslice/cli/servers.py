@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
+from uuid import uuid4
 
 from gpuslice.cli.reading import connected
 from gpuslice.cli.webhook import WebhookOptions
@@ -17,6 +18,7 @@ from gpuslice.cli.webhookserver import Webhook
 from gpuslice.clock import Clock, SystemClock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
+from gpuslice.config.nvidiaflags import Flags
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, label_leader
@@ -162,6 +164,7 @@ async def agent(
     kubelet_dir: Path,
     *,
     mig_strategy: str,
+    flags: Flags,
     labels: bool,
     memory_unit: str | None,
     probes: str | None,
@@ -173,6 +176,7 @@ async def agent(
     from gpuslice.node.agent import Agent
     from gpuslice.node.discovery.backend import DiscoveredGpus
     from gpuslice.node.discovery.simulated import SimulatedDriver
+    from gpuslice.node.handing import Handing
 
     setup()
     clock = SystemClock()
@@ -191,6 +195,7 @@ async def agent(
             kubelet_dir=kubelet_dir,
             unit=unit,
             labels=backend.labels if labels else None,
+            handing=Handing(flags, backend.found, new_token=lambda: str(uuid4())),
             simulated=backend.found if isinstance(driver, SimulatedDriver) else None,
             clock=clock,
             random=_random.random,

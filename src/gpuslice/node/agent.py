@@ -27,6 +27,7 @@ from gpuslice.node.backend import DeviceBackend
 from gpuslice.node.desk import Desk
 from gpuslice.node.deviceids import check_unit
 from gpuslice.node.gauges import render
+from gpuslice.node.handing import PLAIN, Handing
 from gpuslice.node.kubeletapi import PodResourcesClient, RpcError
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.plugin import Plugin, Station
@@ -51,8 +52,8 @@ class Agent:
     """One node's agent.
 
     `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
-    are to say of its GPUs, None if that is not ours to write; `simulated` what the machine is if its GPUs are
-    on paper: containers then get a stand-in for nvidia-smi.
+    are to say of its GPUs, None if that is not ours to write; `handing` how containers are given devices;
+    `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Agent:
         kubelet_dir: Path,
         unit: MemoryUnit,
         labels: Callable[[], Mapping[str, str]] | None = None,
+        handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
         clock: Clock,
         random: Callable[[], float],
@@ -76,6 +78,7 @@ class Agent:
         self._slices = SliceFolders(kubelet_dir / "gpuslice" / "slices")
         self._unit = unit
         self._labels = labels
+        self._handing = handing
         self._simulated = simulated
         self._clock = clock
         self._random = random
@@ -94,16 +97,18 @@ class Agent:
         return render(self._ledger.gpus, self._ledger.held()) if self._ledger is not None else b""
 
     async def run(self) -> None:
-        """For ever. Raises InputError if the unit is too fine or a socket is in use."""
+        """For ever. Raises InputError if the unit is too fine, a socket is taken, or by `Handing.publish`."""
         gpus = NodeGpus(self._backend.gpus(), self._unit)
         check_unit(gpus)
         self._folder.mkdir(parents=True, exist_ok=True)
         kubelet = PodResourcesClient(self._lister)
         try:
+            self._handing.publish()
             await self._serve(gpus, kubelet)
         except* InputError as problems:
             raise _first(problems) from None
         finally:
+            self._handing.withdraw()
             await kubelet.aclose()
 
     async def _serve(self, gpus: NodeGpus, kubelet: PodResourcesClient) -> None:
@@ -123,6 +128,7 @@ class Agent:
             kubelet,
             self._slices,
             isolation_disabled=lambda: node.isolation_disabled,
+            handing=self._handing,
             simulated=self._simulated,
             clock=self._clock,
             random=self._random,
@@ -192,6 +198,10 @@ class Agent:
                     "the GPUs have changed to what cannot be; they stay as they were", error=str(error)
                 )
                 continue
+            try:
+                self._handing.publish()
+            except InputError as error:
+                _log.warning("the devices' CDI specification stays as it was", error=str(error))
             node.check()
             for station in self._stations:
                 station.plugin.changed()

@@ -21,9 +21,10 @@ from gpuslice.clock import Clock
 from gpuslice.cluster.state import has_ended
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
-from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound, Unavailable
+from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Pod
+from gpuslice.node.handing import PLAIN, Handing
 from gpuslice.node.holdings import Held, Refusal, Unsure
 from gpuslice.node.identity import Identity
 from gpuslice.node.kubeletapi import PodResourcesClient, RpcCode, RpcError
@@ -58,6 +59,7 @@ class Desk:
         folders: SliceFolders,
         *,
         isolation_disabled: Callable[[], bool],
+        handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
         clock: Clock,
         random: Callable[[], float],
@@ -81,6 +83,7 @@ class Desk:
         self._kubelet = kubelet
         self._folders = folders
         self._isolation_disabled = isolation_disabled
+        self._handing = handing
         self._simulated = simulated
         self._clock = clock
         self._this_list: asyncio.Task[Sequence[PodResources]] | None = None
@@ -150,12 +153,19 @@ class Desk:
             outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
+        # Whole devices are named in the order asked, as by NVIDIA's plugin; their ids are their UUIDs.
+        uuids = tuple(outcome.gpus) if resource == names.GPU_MEM else tuple(ids)
         try:
+            given = self._handing.answer(resource, uuids)
             mounts = self._mounts(outcome)
+        except InputError as error:
+            self.ledger.withdraw(outcome)
+            raise RpcError(RpcCode.INTERNAL, str(error)) from error
         except OSError as error:
             self.ledger.withdraw(outcome)
             raise RpcError(RpcCode.INTERNAL, f"cannot make the container's folder: {error}") from error
-        return ContainerAllocation(envs=self._environment(outcome), mounts=mounts)
+        envs = {**given.envs, **self._environment(outcome)}
+        return replace(given, envs=envs, mounts=(*mounts, *given.mounts))
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
         try:
@@ -281,7 +291,8 @@ class Desk:
         return True
 
     def _environment(self, held: Held) -> Mapping[str, str]:
-        envs = {names.VISIBLE_DEVICES: ",".join(held.gpus)}
+        """What a container is told besides its devices."""
+        envs: dict[str, str] = {}
         if held.resource == names.GPU_MEM:
             gpus = [gpu for uuid in held.gpus if (gpu := self.ledger.gpus.find(uuid)) is not None]
             pod = self.pods.get(held.owner.uid) if held.owner else None

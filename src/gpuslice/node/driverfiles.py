@@ -71,8 +71,8 @@ def find_driver(version: str, root: Path = Path("/"), *, host: Path = Path("/"))
     else:
         raise InputError(
             f"there is no libcuda.so.{version} in {', '.join(LIBRARY_FOLDERS[:3])} below {root}: set "
-            "nvidiaDriverRoot to where the driver is installed (/run/nvidia/driver for a driver container)",
-            field="nvidiaDriverRoot",
+            "it to where the driver is installed (/run/nvidia/driver for a driver container)",
+            field="--driver-root",
         )
     libraries = sorted(_libraries(root, folder, version))
     return DriverFiles(
