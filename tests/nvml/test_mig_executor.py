@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import pytest
-from nvml_world import Hardware, Opened, machine
+from nvml_world import Hardware, Opened, command, environment, machine
 
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.miglayout import GpuInstance, layout
@@ -264,6 +266,38 @@ def test_ids_that_the_driver_chooses_otherwise_are_followed() -> None:
     assert picture(paper) == before
 
 
+@pytest.mark.parametrize("model", ["A100-40", "H100-80", "A30", "RTX-PRO-6000"])
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_wanted_and_whenever_it_is_killed_what_is_held_stays(model: str, seed: int) -> None:
+    random = Random(seed)
+    paper = SimulatedDriver(machine(f"{{gpus: [{{model: {model}, mig: []}}]}}"))
+    gpu = paper.look().gpus[0]
+    names = [kind.name for kind in paper.geometry(gpu.uuid).profiles]
+    made = refused = killed = 0
+    for _ in range(60):
+        devices = paper.look().gpus[0].mig_devices
+        mine = random.sample(devices, random.randint(0, min(2, len(devices))))
+        wish = dict(Counter(random.choices(names, k=random.randint(1, 4))))
+        before, last = picture(paper), random.randint(0, 12)
+        one, watched = failing(paper, lambda number, at=last: Killed() if number == at else None)  # type: ignore[misc]
+        try:
+            MigExecutor(one, held={mig.uuid for mig in mine}).carry_out({gpu.uuid: MigGoal.of(True, wish)})
+            made += 1
+            assert paper.layout(gpu.uuid).devices == Counter(wish)
+        except MigRefused:
+            refused += 1
+            assert picture(paper) == before
+            assert watched.calls == []
+        except Killed:
+            killed += 1
+        assert all(untouched(watched, (gpu.uuid, mig.gpu_instance, mig.compute_instance)) for mig in mine)
+        assert {mig.uuid for mig in mine} <= {mig.uuid for mig in paper.look().gpus[0].mig_devices}
+        assert paper.layout(gpu.uuid).fault is None
+    assert made
+    assert refused
+    assert killed
+
+
 # --- modes --------------------------------------------------------------------------------------------
 def test_on_ampere_nothing_else_is_touched_until_the_reset(switched_on: Opened) -> None:
     real, hardware = switched_on(AMPERES)
@@ -460,3 +494,34 @@ def test_a_gpu_that_does_not_answer_is_named(one_more: tuple[SimulatedDriver, Fo
     ):
         with pytest.raises(MigRefused, match=f"there is no GPU {gpu.uuid} that answers; nothing was changed"):
             work()
+
+
+# --- the command over NVML ----------------------------------------------------------------------------
+def test_the_command_cuts_real_gpus_that_wait_for_a_reset(library: Path, tmp_path: Path) -> None:
+    hardware = Hardware(tmp_path, machine("{gpus: [{model: A100-40}]}"))
+    nvidia_smi(tmp_path / "bin", hardware, works=True)
+    env = environment(library, hardware)
+    env["PATH"] = f"{tmp_path / 'bin'}:{env['PATH']}"
+    done = command("mig", "apply", "-c", "all-balanced", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "GPU 0 (NVIDIA A100-SXM4-40GB): MIG off -> on, by a reset\n"
+        "  create   3g.20gb      at 4:4\n"
+        "  create   2g.10gb      at 0:2\n"
+        "  create   1g.5gb       at 2:1\n"
+        "  create   1g.5gb       at 3:1\n"
+        "MIG configuration applied successfully\n"
+    )
+
+
+def test_the_command_says_what_nvidia_smi_says(library: Path, tmp_path: Path) -> None:
+    hardware = Hardware(tmp_path, machine("{gpus: [{model: A100-40}]}"))
+    nvidia_smi(tmp_path / "bin", hardware, works=False)
+    env = environment(library, hardware)
+    env["PATH"] = f"{tmp_path / 'bin'}:{env['PATH']}"
+    done = command("mig", "apply", "-c", "all-balanced", env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: resetting GPU 0 was refused: nvidia-smi --gpu-reset: GPU 00000000:10:00.0 is in use by another "
+        "client; everything is as it was before\n"
+    )
