@@ -12,6 +12,7 @@ import yaml
 
 from . import truth
 from .alone import FOUR, deployment, gpu_pod
+from .certmanager import cert_manager
 from .cluster import Object, RealCluster
 from .images_of_ours import REPOSITORY, TAG, load_gpuslice, load_kube_scheduler
 from .installation import CHART, NAMESPACE, RELEASE, Installation, clear, installed, manifest_path
@@ -187,6 +188,20 @@ def test_own_certificates_and_a_node_port(bare: RealCluster, tmp_path: Path) -> 
             assert not running["spec"]["containers"][0].get("env"), "the webhook was asked"
             assert_sides_agree(bare)
             gpus.clear()
+    assert_nothing_left(bare)
+
+
+def test_certificates_of_cert_manager(bare: RealCluster) -> None:
+    """Played by the suite; the webhook is asked over the certificate that it issued."""
+    values = {"tls": {"mode": "certManager"}}
+    secret = f"{RELEASE}-tls"
+    with cert_manager(bare, NAMESPACE, secret, RELEASE), installed(bare, values=values) as gpus:
+        pod = gpus.pod("one", 5)
+        pod["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+        bare.apply(pod)
+        (running,) = gpus.wait_for_pods(1)
+        assert not running["spec"]["containers"][0].get("env"), "the webhook was asked"
+        gpus.clear()
     assert_nothing_left(bare)
 
 
