@@ -153,10 +153,9 @@ class Desk:
             outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
-        # Whole devices are named in the order asked, as by NVIDIA's plugin; their ids are their UUIDs.
-        uuids = tuple(outcome.gpus) if resource == names.GPU_MEM else tuple(ids)
         try:
-            given = self._handing.answer(resource, uuids)
+            # By index, as annotations have them: the order in which a kubelet asks is a set's.
+            given = self._handing.answer(resource, tuple(outcome.gpus))
             mounts = self._mounts(outcome)
         except InputError as error:
             self.ledger.withdraw(outcome)
