@@ -56,6 +56,8 @@ def test_a_share_of_a_gpu(cluster: RealCluster) -> None:
         names.MEM_CONTAINER: "5",
         names.MEM_DEV: "21",
     }
+    listed = cluster.kubectl("exec", "share", "--", "nvidia-smi", "-L")
+    assert listed == f"GPU 0: {gpu.model} (UUID: {gpu.uuid})\n"
     assert content["gpus"] == [
         {"index": 0, "uuid": gpu.uuid, "model": gpu.model, "mib": 5120, "whole": False}
     ]
