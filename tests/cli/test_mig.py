@@ -341,6 +341,40 @@ def test_a_restore_spares_what_is_in_its_place(lab: Callable[..., Lab], tmp_path
     assert machine.layouts() == ["1g.5gb at 0:1, 3g.20gb at 4:4", "off", "off"]
 
 
+def test_what_the_kubelet_says_pods_hold_stays(
+    lab: Callable[..., Lab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that holds a MIG device and runs nothing on it: the driver would not mind."""
+    machine = lab()
+    first = machine.driver.look().gpus[0].mig_devices[0]
+    (tmp_path / "pod-resources").mkdir()
+    (tmp_path / "pod-resources" / "kubelet.sock").touch()
+
+    async def held(socket: Path, gpus: object) -> frozenset[str]:
+        assert socket == tmp_path / "pod-resources" / "kubelet.sock"
+        return frozenset({first.uuid})
+
+    monkeypatch.setattr("gpuslice.node.kubeletholds.held_by_pods", held)
+    before = machine.driver.look()
+    for command in ("plan", "apply"):
+        result = machine.run(command, "-c", "all-1g.5gb", "--kubelet-dir", str(tmp_path))
+        assert result.exit_code == 1
+        assert "GPU 0 (NVIDIA A100-SXM4-40GB): 1 x 3g.20gb in use would have to go" in result.stderr
+        assert machine.driver.look() == before
+    assert machine.run("apply", "-c", "all-3g.20gb", "--kubelet-dir", str(tmp_path)).exit_code == 0
+
+
+def test_a_kubelet_that_does_not_answer_is_warned_of(lab: Callable[..., Lab], tmp_path: Path) -> None:
+    """As at boot, when its socket of last time lies there still."""
+    machine = lab()
+    (tmp_path / "pod-resources").mkdir()
+    (tmp_path / "pod-resources" / "kubelet.sock").touch()
+    result = machine.run("apply", "-c", "all-7g.40gb", "--kubelet-dir", str(tmp_path))
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: the kubelet does not say what pods hold (")
+    assert result.stderr.endswith("; only running programs count as in use\n")
+
+
 def test_on_paper_the_file_stays_and_the_outcome_is_printed(tmp_path: Path) -> None:
     file = tmp_path / "devices.yaml"
     file.write_text(HEAD + TWO)

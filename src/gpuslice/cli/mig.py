@@ -76,6 +76,16 @@ _mode_only = click.option(
 )
 
 
+_kubelet_dir = click.option(
+    "--kubelet-dir",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    metavar="DIR",
+    help="The root directory of the kubelet, if there is one: what its pods hold is not touched.",
+)
+
+
 def _checkpoint_file(text: str) -> Callable[[Any], Any]:
     return click.option(
         "-f",
@@ -97,6 +107,7 @@ def _checkpoint_file(text: str) -> Callable[[Any], Any]:
     ),
 )
 @_configuration
+@_kubelet_dir
 @_mode_only
 @options.output
 def plan(
@@ -104,13 +115,14 @@ def plan(
     selected_config: str | None,
     devices: Path | None,
     node: str,
+    kubelet_dir: Path,
     mode_only: bool,
     output: str | None,
 ) -> None:
     from gpuslice.cli.migwork import Choice
 
     choice = Choice(config_file, selected_config)
-    plans = _work(devices, node, lambda place: place.plan(choice))
+    plans = _work(devices, node, lambda place: place.plan(choice), kubelet_dir)
     _show(plans, output=output, mode_only=mode_only)
 
 
@@ -122,6 +134,7 @@ def plan(
     + options.examples("gpuslice mig apply -f mig.yaml -c custom", "gpuslice mig apply -c all-balanced"),
 )
 @_configuration
+@_kubelet_dir
 @_mode_only
 @click.option(
     "-s",
@@ -136,6 +149,7 @@ def apply(
     selected_config: str | None,
     devices: Path | None,
     node: str,
+    kubelet_dir: Path,
     mode_only: bool,
     skip_reset: bool,
     output: str | None,
@@ -150,7 +164,7 @@ def apply(
         )
 
     _warn_of_hooks()
-    _work(devices, node, work)
+    _work(devices, node, work, kubelet_dir)
     _say("MIG configuration applied successfully", output)
 
 
@@ -242,35 +256,39 @@ def checkpoint(checkpoint_file: Path, devices: Path | None, node: str) -> None:
 )
 @_checkpoint_file("A file that `checkpoint` (or mig-parted) wrote.")
 @_node
+@_kubelet_dir
 @options.output
-def restore(checkpoint_file: Path, devices: Path | None, node: str, output: str | None) -> None:
+def restore(
+    checkpoint_file: Path, devices: Path | None, node: str, kubelet_dir: Path, output: str | None
+) -> None:
     def work(place: Workplace) -> tuple[GpuPlan, ...]:
         return _told(place, place.restore(checkpoint_file), output, mode_only=False)
 
     _warn_of_hooks()
-    _work(devices, node, work)
+    _work(devices, node, work, kubelet_dir)
     _say("MIG configuration restored successfully", output)
 
 
-def _work(devices: Path | None, node: str, work: Callable[[Workplace], T]) -> T:
+def _work(
+    devices: Path | None, node: str, work: Callable[[Workplace], T], kubelet_dir: Path | None = None
+) -> T:
     """Do it in a thread, since a driver's calls block; Ctrl-C waits until the steps are done."""
     from gpuslice.cli.process import run
 
     async def working() -> T:
         import asyncio
 
-        return await asyncio.to_thread(_in_thread, devices, node, work)
+        from gpuslice.cli.migwork import Workplace
+
+        place = await asyncio.to_thread(Workplace, devices, node)
+        found = await asyncio.to_thread(place.look)
+        for index, reason in found.silent:
+            click.echo(f"warning: GPU {index} is left out: {reason}", err=True)
+        if kubelet_dir is not None and (warning := await place.ask_kubelet(kubelet_dir)) is not None:
+            click.echo(f"warning: {warning}", err=True)
+        return await asyncio.to_thread(work, place)
 
     return run(working())
-
-
-def _in_thread(devices: Path | None, node: str, work: Callable[[Workplace], T]) -> T:
-    from gpuslice.cli.migwork import Workplace
-
-    place = Workplace(devices, node)
-    for index, reason in place.look().silent:
-        click.echo(f"warning: GPU {index} is left out: {reason}", err=True)
-    return work(place)
 
 
 def _told(

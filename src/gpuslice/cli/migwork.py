@@ -15,6 +15,7 @@ from gpuslice.config.migexport import export
 from gpuslice.config.migparted import MigPartedFile, MigWish, unmet
 from gpuslice.config.migstandard import standard_configs
 from gpuslice.devices.found import Found
+from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.errors import GpuSliceError, InputError
 from gpuslice.node.discovery.driver import Driver
@@ -24,6 +25,7 @@ from gpuslice.node.migsurvey import MigGpu, MigMachine, survey
 from gpuslice.placement.migrestore import plan_restore
 from gpuslice.placement.migsteps import MigPlan
 from gpuslice.placement.verdict import Verdict
+from gpuslice.units import MemoryUnit
 
 
 class NotApplied(GpuSliceError):
@@ -82,7 +84,24 @@ class Workplace:
         driver.open()
         self.driver: Driver = driver
         self.on_paper = devices is not None
+        self.held: frozenset[str] = frozenset()
+        """UUIDs of the GPUs and MIG devices that pods have."""
         self._reset = reset_of(driver)
+
+    async def ask_kubelet(self, kubelet_dir: Path) -> str | None:
+        """Learn what pods hold, if there is a kubelet; a warning if it does not say."""
+        socket = kubelet_dir / "pod-resources" / "kubelet.sock"
+        if self.on_paper or not socket.exists():
+            return None
+        from gpuslice.node.kubeletapi import RpcError
+        from gpuslice.node.kubeletholds import held_by_pods
+
+        gpus = NodeGpus(tuple(gpu.shared for gpu in self.look().gpus), MemoryUnit(1))
+        try:
+            self.held = await held_by_pods(socket, gpus)
+        except RpcError as error:
+            return f"the kubelet does not say what pods hold ({error}); only running programs count as in use"
+        return None
 
     def machine(self) -> MigMachine:
         """The GPUs now."""
@@ -95,7 +114,7 @@ class Workplace:
 
     def plan(self, choice: Choice) -> tuple[GpuPlan, ...]:
         """What `apply` would do."""
-        return MigExecutor(self.driver).plan(_goals(choice.wishes(self.machine())))
+        return MigExecutor(self.driver, held=self.held).plan(_goals(choice.wishes(self.machine())))
 
     def apply(self, choice: Choice, *, mode_only: bool, skip_reset: bool) -> tuple[GpuPlan, ...]:
         """Make the GPUs so; a mode that may wait for a reset (`skip_reset`) is enough for `mode_only`."""
@@ -147,7 +166,7 @@ class Workplace:
     def _carry_out(
         self, goals: Mapping[str, MigGoal], *, mode_only: bool, skip_reset: bool
     ) -> tuple[GpuPlan, ...]:
-        executor = MigExecutor(self.driver, reset=None if skip_reset else self._reset)
+        executor = MigExecutor(self.driver, held=self.held, reset=None if skip_reset else self._reset)
         plans = executor.plan(goals)
         try:
             return executor.carry_out(goals, mode_only=mode_only)

@@ -1,0 +1,35 @@
+"""Which GPUs and MIG devices pods have, by the kubelet's own account, for commands that run beside an agent.
+
+The driver knows of programs only: a container that holds a MIG device and computes nothing at the moment
+would lose it. Ordinary init containers are not in the account, but their programs are the driver's to see.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuslice import names
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.sharing import device_of
+from gpuslice.node.deviceids import DeviceIds
+from gpuslice.node.kubeletapi import PodResourcesClient
+
+
+async def held_by_pods(socket: Path, gpus: NodeGpus) -> frozenset[str]:
+    """UUIDs of devices of which a pod holds all, a replica or a part. Raises RpcError."""
+    client = PodResourcesClient(socket)
+    try:
+        pods = await client.list()
+    finally:
+        await client.aclose()
+    ids = DeviceIds(gpus)
+    held: set[str] = set()
+    for pod in pods:
+        for container in pod.containers:
+            for device in container.devices:
+                for device_id in device.ids:
+                    shared = (
+                        ids.locate(names.GPU_MEM, device_id) if device.resource == names.GPU_MEM else None
+                    )
+                    held.add(shared or device_of(device_id))
+    return frozenset(held)
