@@ -251,6 +251,10 @@ def test_a_reset_is_skipped_when_asked(lab: Callable[..., Lab]) -> None:
     assert result.exit_code == 2
     result = machine.run("assert", "--mode-only", "-f", machine.file("devices: [0], mig-enabled: false"))
     assert (result.exit_code, "GPU 0: MIG will be on when the GPU is reset" in result.stderr) == (1, True)
+    back = machine.file("devices: [0], mig-enabled: false")
+    for outcome in ("MIG stays off after a reset", "nothing to do"):
+        assert machine.run("plan", "-f", back).stdout == f"GPU 0 (NVIDIA A100-SXM4-40GB): {outcome}\n"
+        assert machine.run("apply", "-f", back).exit_code == 0
     assert machine.run("apply", "-c", "all-7g.40gb").exit_code == 0
     assert machine.layouts() == ["7g.40gb at 0:8"] * 2
 

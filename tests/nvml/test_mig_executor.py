@@ -15,8 +15,9 @@ import pytest
 from nvml_world import Hardware, Opened, command, environment, machine
 
 from gpuslice.devices.found import FoundGpu
-from gpuslice.devices.miglayout import GpuInstance, layout
+from gpuslice.devices.miglayout import GpuInstance, MigLayout, layout
 from gpuslice.devices.migprofile import MigProfile
+from gpuslice.devices.migtables import geometry_of
 from gpuslice.node.discovery.driver import Driver, DriverError, Trouble
 from gpuslice.node.discovery.nvml import NvmlDriver
 from gpuslice.node.discovery.simulated import SimulatedDriver
@@ -430,6 +431,25 @@ def test_a_board_that_no_table_knows_is_switched_on_first() -> None:
     MigExecutor(driver).carry_out(goals(driver, {}))
     MigExecutor(driver).carry_out(goals(driver, {"1g.10gb": 7}))
     assert len(driver.look().gpus[0].mig_devices) == 7
+
+
+def test_a_driver_whose_profiles_are_not_those_of_the_table_gets_its_mode_back() -> None:
+    """As when a driver's update changes the names: 1g.23gb becomes 1g.24gb."""
+
+    class Renamed(Silent):
+        def layout(self, gpu: str) -> MigLayout:
+            return MigLayout(geometry_of("H100-94"))
+
+    driver = Renamed(machine("{gpus: [{model: H100-80}]}"))
+    with pytest.raises(MigFailed) as caught:
+        MigExecutor(driver).carry_out(goals(driver, {"1g.10gb": 7}))
+    assert caught.value.restored
+    assert str(caught.value).startswith(
+        "what was planned before MIG was switched was refused: GPU 0 (NVIDIA H100 80GB HBM3): "
+        "1g.10gb does not exist on H100-94; it has 1g.12gb"
+    )
+    assert str(caught.value).endswith("; everything is as it was before")
+    assert str(driver.look().gpus[0].mig) == "MigMode(current=False, pending=False)"
 
 
 def test_mode_only_cuts_nothing() -> None:

@@ -25,6 +25,7 @@ class GpuPlanReport(Report, frozen=True):
     uuid: str
     name: str
     mig_mode: bool
+    mig_mode_pending: bool
     mig_mode_wanted: bool
     resets: bool
     destroy: tuple[InstanceReport, ...]
@@ -60,7 +61,7 @@ def table(plans: Iterable[GpuPlan], *, mode_only: bool = False) -> str:
 
 def _mode(gpu: GpuPlanReport) -> str:
     if gpu.mig_mode == gpu.mig_mode_wanted:
-        return ""
+        return "" if gpu.mig_mode_pending == gpu.mig_mode else f"MIG stays {_on(gpu.mig_mode)} after a reset"
     return f"MIG {_on(gpu.mig_mode)} -> {_on(gpu.mig_mode_wanted)}" + (", by a reset" if gpu.resets else "")
 
 
@@ -89,6 +90,7 @@ def _gpu(planned: GpuPlan, mode_only: bool) -> GpuPlanReport:
         gpu.uuid,
         gpu.name,
         now,
+        gpu.mig is not None and gpu.mig.pending,
         planned.enabled,
         now != planned.enabled and gpu.compute_capability.startswith(_RESETS),
         _instances(destroy),

@@ -218,6 +218,7 @@ class _Work:
                 mode = modes.get(plan.gpu.uuid)
                 if mode is None or mode.current != plan.enabled:
                     raise DriverError(Trouble.RESET_REQUIRED, f"GPU {plan.gpu.index} has the mode it had")
+        self._doing = "what was planned before MIG was switched"
 
     def back(self, error: GpuSliceError, before: Mapping[int, MigLayout]) -> MigFailed:
         """Undo what was done, the last first, as far as the driver lets it; the error that says all this.
