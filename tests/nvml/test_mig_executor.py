@@ -18,6 +18,7 @@ from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.miglayout import GpuInstance, MigLayout, layout
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migtables import geometry_of
+from gpuslice.errors import InputError
 from gpuslice.node.discovery.driver import Driver, DriverError, Trouble
 from gpuslice.node.discovery.nvml import NvmlDriver
 from gpuslice.node.discovery.simulated import SimulatedDriver
@@ -449,6 +450,17 @@ def test_a_driver_whose_profiles_are_not_those_of_the_table_gets_its_mode_back()
         "1g.10gb does not exist on H100-94; it has 1g.12gb"
     )
     assert str(caught.value).endswith("; everything is as it was before")
+    assert str(driver.look().gpus[0].mig) == "MigMode(current=False, pending=False)"
+
+
+def test_a_driver_that_contradicts_itself_once_mig_is_on_gets_its_mode_back() -> None:
+    class Unsound(Silent):
+        def layout(self, gpu: str) -> MigLayout:
+            raise InputError("two MIG profiles are called 1g.10gb; the driver's answers are not sound")
+
+    driver = Unsound(machine("{gpus: [{model: H100-80}]}"))
+    with pytest.raises(MigFailed, match="answers are not sound; everything is as it was before"):
+        MigExecutor(driver).carry_out(goals(driver, {"1g.10gb": 7}))
     assert str(driver.look().gpus[0].mig) == "MigMode(current=False, pending=False)"
 
 

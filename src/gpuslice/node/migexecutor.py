@@ -124,7 +124,9 @@ class MigExecutor:
                 for plan in plans:
                     if plan.enabled:
                         work.cut(plan.gpu, plan.plan.steps)
-        except (DriverError, MigRefused) as error:
+        except MigResetNeeded:
+            raise
+        except GpuSliceError as error:
             raise work.back(error, {plan.gpu.index: plan.plan.before for plan in first}) from error
         return plans
 
@@ -145,7 +147,7 @@ class MigExecutor:
         try:
             for gpu, plan in ready:
                 work.cut(gpu, plan.steps)
-        except DriverError as error:
+        except GpuSliceError as error:
             raise work.back(error, {gpu.index: plan.before for gpu, plan in ready}) from error
 
     def _plan(self, one: MigGpu, goal: MigGoal) -> GpuPlan | None:
@@ -181,7 +183,10 @@ def _checked(one: MigGpu, plan: MigPlan) -> MigPlan:
 
 
 class _Work:
-    """Calls to the driver, and the way back from wherever they stopped."""
+    """Calls to the driver, and the way back from wherever they stopped.
+
+    A driver may also answer what cannot be (InputError): that is a refusal like any other.
+    """
 
     def __init__(self, driver: Driver, reset: Reset | None) -> None:
         self._driver = driver
@@ -238,7 +243,7 @@ class _Work:
             gpus[gpu.index] = gpu
             try:
                 self._take(gpu.uuid, step.inverse)
-            except DriverError as refusal:
+            except GpuSliceError as refusal:
                 troubles.setdefault(gpu.index, f"{step.inverse}: {refusal}")
         for index, gpu in gpus.items():
             if gpu.mig is not None and gpu.mig.current and not self._is(gpu, before[index]):
@@ -259,25 +264,25 @@ class _Work:
             try:
                 if before is not None and not self._driver.set_mig_mode(gpu.uuid, before.current):
                     waiting.append(gpu)
-            except DriverError as refusal:
+            except GpuSliceError as refusal:
                 troubles[gpu.index] = f"MIG's mode: {refusal}"
         if waiting and self._reset is not None:
             try:
                 self._reset(waiting)
-            except DriverError as refusal:
+            except GpuSliceError as refusal:
                 troubles |= {gpu.index: f"its reset: {refusal}" for gpu in waiting}
         return troubles
 
     def _is(self, gpu: FoundGpu, before: MigLayout) -> bool:
         try:
             return _shape(self._driver.layout(gpu.uuid)) == _shape(before)
-        except DriverError:
+        except GpuSliceError:
             return False
 
     def _now(self, gpu: FoundGpu) -> str:
         try:
             return str(self._driver.layout(gpu.uuid))
-        except DriverError:
+        except GpuSliceError:
             return "an unknown layout"
 
     def _take(self, uuid: str, step: Step) -> None:
