@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest_asyncio
 from click.testing import CliRunner
@@ -22,7 +22,9 @@ from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.up import LocalCluster, Settings, local_cluster
+from gpuslice.node import migmanager
 
+T = TypeVar("T")
 PATIENCE = 60
 SEVEN = "[1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb]"
 FILE = f"""\
@@ -61,21 +63,41 @@ def pod(name: str, resource: str, count: int, node: str = "") -> dict[str, Any]:
     }
 
 
+async def eventually(cluster: LocalCluster, look: Callable[[], Awaitable[T]]) -> T:
+    """What `look` answers once it is something true; asked again whenever a node or pod has changed."""
+    news = asyncio.Event()
+
+    def heard(_kind: str, _obj: object) -> None:
+        news.set()
+
+    cluster.feed.listeners.append(heard)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                news.clear()
+                if found := await look():
+                    return found
+                await news.wait()
+    finally:
+        cluster.feed.listeners.remove(heard)
+
+
 async def start(cluster: LocalCluster, *pods: dict[str, Any]) -> dict[str, Pod]:
     """Create pods and wait until they run with what they hold written down."""
     for body in pods:
         await cluster.client.create(Pod.resource, body, "default")
     wanted = {body["metadata"]["name"] for body in pods}
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            found = {p.name: p for p in (await cluster.client.list(Pod, namespace="default")).items}
-            if all(
-                found[name].status.phase == "Running" and names.ALLOCATION in found[name].annotations
-                for name in wanted
-            ):
-                return found
-            await cluster.changed(lambda: True)
-            await asyncio.sleep(0)
+
+    async def running() -> dict[str, Pod]:
+        found = {p.name: p for p in (await cluster.client.list(Pod, namespace="default")).items}
+        ready = {
+            name
+            for name, p in found.items()
+            if p.status.phase == "Running" and names.ALLOCATION in p.annotations
+        }
+        return found if wanted <= ready else {}
+
+    return await eventually(cluster, running)
 
 
 async def allocatable(cluster: LocalCluster, node: str) -> dict[str, int]:
@@ -151,3 +173,83 @@ async def test_doctor_finds_nothing_wrong_with_nodes_that_share_no_memory(
     words = ["doctor", "--strict", "--kubeconfig", str(tmp_path / "kubeconfig")]
     result = await asyncio.to_thread(CliRunner().invoke, main, words)
     assert (result.exit_code, result.output) == (0, "nothing is wrong\n")
+
+
+# --- the node's label says how its GPUs are to be ----------------------------------------------------------
+
+
+async def wish(cluster: LocalCluster, node: str, config: str) -> None:
+    body = {"metadata": {"labels": {migmanager.CONFIG: config}}}
+    await cluster.client.patch(Node, node, body)
+
+
+async def told(cluster: LocalCluster, node: str, state: str, words: str = "") -> str:
+    """Wait until the node's label says this state, for a reason with these words; the reason."""
+
+    async def look() -> str:
+        found = await cluster.client.get(Node, node)
+        reason = found.annotations.get(migmanager.REASON, "-")
+        return (
+            reason if (found.metadata.labels or {}).get(migmanager.STATE) == state and words in reason else ""
+        )
+
+    return await eventually(cluster, look)
+
+
+async def until_offered(cluster: LocalCluster, node: str, amounts: dict[str, int]) -> None:
+    async def look() -> bool:
+        return {k: v for k, v in (await allocatable(cluster, node)).items() if v} == amounts
+
+    await eventually(cluster, look)
+
+
+async def test_a_label_cuts_a_nodes_gpus_anew_and_labels_and_resources_follow(cluster: LocalCluster) -> None:
+    await wish(cluster, "single", "all-2g.10gb")
+    assert await told(cluster, "single", migmanager.SUCCESS) == "-", "success needs no reason"
+    await until_offered(cluster, "single", {names.WHOLE_GPU: 24})
+
+    async def labelled() -> bool:
+        labels = (await cluster.client.get(Node, "single")).metadata.labels or {}
+        return labels["nvidia.com/gpu.product"].endswith("-MIG-2g.10gb")
+
+    await eventually(cluster, labelled)
+    await start(cluster, pod("one", names.WHOLE_GPU, 1, "single"))
+    # MIG off again: the mode of the GPU that the pod is on cannot change before it ends.
+    await wish(cluster, "single", "all-disabled")
+    await told(cluster, "single", migmanager.PENDING, "default/one")
+
+
+async def test_what_is_in_use_is_never_cut_and_the_rest_goes_ahead(cluster: LocalCluster) -> None:
+    """GPU 0's 3g has a pod; GPU 1 is cut at once, GPU 0 when the pod has ended; nobody gets what has to go."""
+    await start(cluster, pod("stays", LARGE, 1))
+    await wish(cluster, "mixed", "all-1g.5gb")
+    await told(cluster, "mixed", migmanager.PENDING, "GPU 0: default/stays")
+    await until_offered(cluster, "mixed", {names.WHOLE_GPU: 1, names.GPU_MEM: 14, SMALL: 8})
+    assert (await cluster.client.get(Pod, "stays", "default")).status.phase == "Running"
+    await cluster.client.delete(Pod.resource, "stays", "default")
+    await told(cluster, "mixed", migmanager.SUCCESS)
+    await until_offered(cluster, "mixed", {names.WHOLE_GPU: 1, names.GPU_MEM: 14, SMALL: 14})
+
+
+async def test_what_cannot_be_changes_nothing_and_says_why(cluster: LocalCluster) -> None:
+    before = await allocatable(cluster, "mixed")
+    await wish(cluster, "mixed", "all-1g.6gb")
+    assert "all-1g.6gb" in await told(cluster, "mixed", migmanager.FAILED)
+    await wish(cluster, "mixed", "nosuch")
+    await told(cluster, "mixed", migmanager.FAILED, "selected mig-config not present: nosuch")
+    assert await allocatable(cluster, "mixed") == before
+
+
+async def test_an_agent_that_comes_back_goes_on_where_the_label_says(cluster: LocalCluster) -> None:
+    """Killed in the middle; and after a reboot of the machine no instance is left."""
+    await wish(cluster, "single", "all-3g.20gb")
+    cluster.agents["single"].kill()
+    await told(cluster, "single", migmanager.SUCCESS)
+    await until_offered(cluster, "single", {names.WHOLE_GPU: 16})
+    driver = cluster.drivers["single"]
+    for gpu in driver.look().gpus:
+        for device in gpu.mig_devices:
+            driver.destroy_compute_instance(gpu.uuid, device.gpu_instance, device.compute_instance)
+            driver.destroy_gpu_instance(gpu.uuid, device.gpu_instance)
+    cluster.agents["single"].kill()
+    await until_offered(cluster, "single", {names.WHOLE_GPU: 16})

@@ -45,6 +45,13 @@ _ROOT = _Root()
     "profile, nvidia.com/mig-1g.5gb and so on (mixed).",
 )
 @click.option(
+    "--mig-configs",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="mig-parted's file with the configurations that the node's label nvidia.com/mig.config can name; "
+    "default: the standard ones (all-1g.5gb, all-balanced, all-disabled and so on).",
+)
+@click.option(
     "--device-list-strategy",
     multiple=True,
     envvar="DEVICE_LIST_STRATEGY",
@@ -102,6 +109,7 @@ def agent(
     node: str,
     devices: Path | None,
     mig_strategy: str,
+    mig_configs: Path | None,
     device_list_strategy: tuple[str, ...],
     pass_device_specs: bool,
     driver_root: str,
@@ -130,6 +138,7 @@ def agent(
             devices,
             kubelet_dir,
             mig_strategy=mig_strategy,
+            mig_configs=mig_configs,
             flags=flags,
             labels=labels,
             memory_unit=memory_unit,

@@ -164,6 +164,7 @@ async def agent(
     kubelet_dir: Path,
     *,
     mig_strategy: str,
+    mig_configs: Path | None,
     flags: Flags,
     labels: bool,
     memory_unit: str | None,
@@ -177,6 +178,8 @@ async def agent(
     from gpuslice.node.discovery.backend import DiscoveredGpus
     from gpuslice.node.discovery.simulated import SimulatedDriver
     from gpuslice.node.handing import Handing
+    from gpuslice.node.migmanager import MigTools
+    from gpuslice.node.migreset import reset_of
 
     setup()
     clock = SystemClock()
@@ -197,6 +200,7 @@ async def agent(
             labels=backend.labels if labels else None,
             handing=Handing(flags, backend.found, new_token=lambda: str(uuid4())),
             simulated=backend.found if isinstance(driver, SimulatedDriver) else None,
+            mig=MigTools(driver, backend.close, reset_of(driver), mig_configs),
             clock=clock,
             random=_random.random,
         )

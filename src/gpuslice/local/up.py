@@ -45,6 +45,8 @@ from gpuslice.names import SCHEDULER_NAME
 from gpuslice.node.agent import Agent
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
+from gpuslice.node.migmanager import MigTools
+from gpuslice.node.migreset import reset_of
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls
 from gpuslice.observe.serving import serving as serving_http
@@ -396,8 +398,8 @@ def _kubelet(
 def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Random) -> Component:
     async def start() -> None:
         await running.kubelets[node.name].ready.wait()
-        line = PaperLine(running.drivers[node.name])
-        backend = DiscoveredGpus(line, XidPolicy(), clock, node.mig_strategy)
+        driver = running.drivers[node.name]
+        backend = DiscoveredGpus(PaperLine(driver), XidPolicy(), clock, node.mig_strategy)
         await backend.start()
         agent = Agent(
             running.client,
@@ -407,6 +409,7 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
             unit=node.gpus.unit,
             labels=backend.labels,
             simulated=backend.found,
+            mig=MigTools(driver, backend.close, reset_of(driver)),
             clock=clock,
             random=random.random,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,7 @@ from gpuslice.node.gauges import render
 from gpuslice.node.handing import PLAIN, Handing
 from gpuslice.node.kubeletapi import PodResourcesClient, RpcError
 from gpuslice.node.ledger import Ledger
+from gpuslice.node.migmanager import MigManager, MigTools
 from gpuslice.node.plugin import Plugin, Station
 from gpuslice.node.publish import NodePublisher
 from gpuslice.node.slicefiles import SliceFolders
@@ -53,7 +54,8 @@ class Agent:
 
     `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
     are to say of its GPUs, None if that is not ours to write; `handing` how containers are given devices;
-    `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi.
+    `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi;
+    `mig` cuts the GPUs as the node's label says.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Agent:
         labels: Callable[[], Mapping[str, str]] | None = None,
         handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
+        mig: MigTools | None = None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -80,6 +83,7 @@ class Agent:
         self._labels = labels
         self._handing = handing
         self._simulated = simulated
+        self._mig = mig
         self._clock = clock
         self._random = random
         self._stations: tuple[Station, ...] = ()
@@ -142,10 +146,17 @@ class Agent:
             clock=self._clock,
             random=self._random,
         )
+        mig = self._manager(desk)
+
+        def set_node(seen: Node) -> None:
+            node.set_node(seen)
+            if mig is not None:
+                mig.set_node(seen)
+
         nodes = Reflector(
             self._client,
             Node,
-            on_set=node.set_node,
+            on_set=set_node,
             on_drop=node.drop_node,
             field_selector=f"metadata.name={self._node}",
             clock=self._clock,
@@ -160,6 +171,28 @@ class Agent:
             self._open_stations(desk, group)
             group.create_task(self._follow_devices(desk, node, group))
             group.create_task(self._reconcile(desk, pods))
+            if mig is not None:
+                group.create_task(mig.run())
+
+    def _manager(self, desk: Desk) -> MigManager | None:
+        """Who cuts the node's GPUs as its label says, if somebody can."""
+        tools, ledger = self._mig, desk.ledger
+        if tools is None:
+            return None
+
+        def held() -> Mapping[str, str]:
+            found: dict[str, str] = {}
+            for holding in ledger.held():
+                pod = desk.pods.get(holding.owner.uid) if holding.owner else None
+                found |= dict.fromkeys(holding.gpus, pod.key if pod else "")
+            return found
+
+        def close(uuids: Collection[str]) -> bool:
+            tools.close(uuids)
+            gpus = (ledger.gpus.find(uuid) for uuid in uuids)
+            return not any(gpu is not None and gpu.healthy for gpu in gpus)
+
+        return MigManager(self._client, self._node, tools, held=held, close=close, clock=self._clock)
 
     def _open_stations(self, desk: Desk, group: asyncio.TaskGroup) -> None:
         """Serve each resource that the node has. One that it has no more stays, and offers nothing."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -25,6 +26,8 @@ LOOK_SECONDS: Final = 10.0
 REOPEN_SECONDS: Final = 60.0
 """How often the library is loaded anew while GPUs are missing: it knows those that were there at its start.
 Not more often, since GPUs that nobody uses are shut down in between."""
+CLOSED: Final = "it is to be cut anew"
+"""Why a device is given to nobody although nothing ails it."""
 WAIT_SECONDS: Final = 0.5
 """How long one question for events may hold a thread: ending the agent waits for it."""
 
@@ -84,6 +87,7 @@ class DiscoveredGpus:
         self._line = line
         self._strategy = strategy
         self._machine = Machine()
+        self._closed: frozenset[str] = frozenset()
         self._offered: tuple[Gpu, ...] = ()
         self._refused = ""
         self._policy = policy
@@ -102,6 +106,13 @@ class DiscoveredGpus:
     def found(self) -> Found:
         """The machine with all that is known of it, MIG devices among it."""
         return self._found
+
+    def close(self, uuids: Collection[str]) -> None:
+        """These are to be given to nobody; those of before are open again."""
+        if frozenset(uuids) != self._closed:
+            self._closed = frozenset(uuids)
+            self._offer()
+            self._changed.set()
 
     def labels(self) -> Mapping[str, str]:
         """What a node's labels say about this machine."""
@@ -201,7 +212,14 @@ class DiscoveredGpus:
             refused = str(error)
             there = {gpu.uuid for gpu in self._found.gpus}
             there |= {device.uuid for gpu in self._found.gpus for device in gpu.mig_devices}
-            self._offered = tuple(gpu for gpu in self._offered if gpu.uuid in there)
+            reopened = (
+                replace(g, healthy=True, reason="") if g.reason == CLOSED else g for g in self._offered
+            )
+            self._offered = tuple(gpu for gpu in reopened if gpu.uuid in there)
+        self._offered = tuple(
+            replace(gpu, healthy=False, reason=CLOSED) if gpu.uuid in self._closed and gpu.healthy else gpu
+            for gpu in self._offered
+        )
         if refused and refused != self._refused:
             _log.warning("only what was there before and still is can be given out", error=refused)
         self._refused = refused

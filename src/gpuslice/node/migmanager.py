@@ -1,0 +1,222 @@
+"""MIG by a node's label, as NVIDIA's mig-manager has it: nvidia.com/mig.config says how its GPUs are to be.
+
+Where that is answered: the label nvidia.com/mig.config.state (pending, success, failed), the reason in an
+annotation. Every GPU is cut as soon as nothing that has to go is in use: what has to go is given to nobody
+any more, and no pod is ended. Nothing is remembered: each turn compares what is wished with what is there,
+so a restart, a reboot that lost all instances, or a crash between two steps ends where the label says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpuslice.clock import Clock
+from gpuslice.config.migparted import MigPartedFile
+from gpuslice.config.migstandard import standard_configs
+from gpuslice.errors import GpuSliceError
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Node
+from gpuslice.node.discovery.driver import Driver
+from gpuslice.node.migexecutor import GpuPlan, MigExecutor, MigGoal, MigRefused, Reset
+from gpuslice.node.migsurvey import MigMachine, survey
+from gpuslice.placement.migsteps import Action
+
+CONFIG: Final = "nvidia.com/mig.config"
+STATE: Final = "nvidia.com/mig.config.state"
+REASON: Final = "gpuslice.io/mig-config-reason"
+"""Annotation of the node: why the state is what it is, if it is not success."""
+NVIDIAS: Final = "nvidia.com/gpu.deploy.mig-manager"
+"""Label of nodes on which the GPU operator runs mig-manager itself."""
+PENDING, SUCCESS, FAILED = "pending", "success", "failed"
+AGAIN_SECONDS: Final = 5.0
+"""How soon to look again while pods hold what has to go."""
+LOOK_SECONDS: Final = 60.0
+"""How often to look whether the GPUs still are as the label says."""
+CLOSED_SECONDS: Final = 0.05
+
+_log = structlog.get_logger(__name__)
+
+Held = Callable[[], Mapping[str, str]]
+"""UUIDs of the GPUs and MIG devices that containers hold: who (namespace/name, "" if that is not known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigTools:
+    """What it takes to cut this node's GPUs.
+
+    `close`: UUIDs that are to be given to nobody; those of before are open again. `configs`: a file of
+    mig-parted's, None for the configurations that go by standard names.
+    """
+
+    driver: Driver
+    close: Callable[[Collection[str]], None]
+    reset: Reset | None = None
+    configs: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What came of looking once."""
+
+    state: str
+    reason: str = ""
+
+
+class MigManager:
+    """One node's. `close` answers True once what it was told to close really is given to nobody."""
+
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        tools: MigTools,
+        *,
+        held: Held,
+        close: Callable[[Collection[str]], bool],
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._name = node
+        self._driver = tools.driver
+        self._configs = tools.configs
+        self._reset = tools.reset
+        self._held = held
+        self._close = close
+        self._clock = clock
+        self._node: Node | None = None
+        self._wake = asyncio.Event()
+
+    def set_node(self, node: Node) -> None:
+        """The node as the API server has it."""
+        before, self._node = self._node, node
+        if before is None or _wish(before) != _wish(node):
+            self._wake.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            node = self._node
+            pause = LOOK_SECONDS
+            wish = _wish(node) if node is not None else ""
+            if wish:
+                try:
+                    turn = await self._turn(wish)
+                    await self._tell(turn)
+                    pause = AGAIN_SECONDS if turn.state == PENDING else LOOK_SECONDS
+                except GpuSliceError as error:
+                    _log.warning("cannot follow the label of MIG now", config=wish, error=str(error))
+                    pause = AGAIN_SECONDS
+            else:
+                self._close(())
+            await self._pause(pause)
+
+    async def _pause(self, seconds: float) -> None:
+        timer = asyncio.create_task(self._clock.sleep(seconds))
+        wake = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait((timer, wake), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            wake.cancel()
+        self._wake.clear()
+
+    # --- one look ---------------------------------------------------------------------------------
+    async def _turn(self, wish: str) -> Turn:
+        """Do what can be done now."""
+        try:
+            machine = await asyncio.to_thread(survey, self._driver)
+            goals = _goals(wish, self._file(machine), machine)
+            waiting = await self._plans(goals)
+        except GpuSliceError as error:
+            self._close(())
+            return Turn(FAILED, str(error))
+        if not waiting:
+            self._close(())
+            return Turn(SUCCESS)
+        await self._tell(Turn(PENDING, "GPUs are being cut"))
+        going = {plan.gpu.uuid: _going(plan) for plan in waiting}
+        while not self._close(frozenset().union(*going.values())):
+            await self._clock.sleep(CLOSED_SECONDS)
+        in_use: dict[int, set[str]] = {}
+        for plan in waiting:
+            held = self._held()
+            if users := {held[uuid] or "a container" for uuid in going[plan.gpu.uuid] if uuid in held}:
+                in_use[plan.gpu.index] = users
+                continue
+            executor = MigExecutor(self._driver, held=held.keys(), reset=self._reset)
+            try:
+                one = {plan.gpu.uuid: goals[plan.gpu.uuid]}
+                await asyncio.to_thread(executor.carry_out, one)
+            except GpuSliceError as error:
+                return Turn(FAILED, str(error))
+            _log.info("a GPU was cut", gpu=plan.gpu.index, config=wish)
+        if in_use:
+            who = "; ".join(f"GPU {gpu}: {', '.join(sorted(users))}" for gpu, users in sorted(in_use.items()))
+            return Turn(PENDING, f"these have to end first: {who}")
+        self._close(())
+        return Turn(SUCCESS)
+
+    async def _plans(self, goals: Mapping[str, MigGoal]) -> list[GpuPlan]:
+        """What is to be done, all checked before anything is touched. Raises MigRefused, DriverError.
+
+        A GPU that can be as it is wished beside what is in use is planned so; otherwise as if nothing were.
+        """
+        careful = MigExecutor(self._driver, held=self._held().keys(), reset=self._reset)
+        bold = MigExecutor(self._driver, reset=self._reset)
+        plans: list[GpuPlan] = []
+        for uuid, goal in goals.items():
+            try:
+                found = await asyncio.to_thread(careful.plan, {uuid: goal})
+            except MigRefused:
+                found = await asyncio.to_thread(bold.plan, {uuid: goal})
+            plans += [plan for plan in found if not plan.does_nothing]
+        return plans
+
+    def _file(self, machine: MigMachine) -> MigPartedFile:
+        if self._configs is not None:
+            return MigPartedFile.load(self._configs)
+        kinds = {one.target.board: one.layout.geometry for one in machine.gpus if one.layout is not None}
+        return standard_configs([((board,), geometry) for board, geometry in kinds.items()])
+
+    async def _tell(self, turn: Turn) -> None:
+        node = self._node
+        if node is None:
+            return
+        said = (node.metadata.labels or {}).get(STATE), node.annotations.get(REASON, "")
+        if said == (turn.state, turn.reason):
+            return
+        body = {"metadata": {"labels": {STATE: turn.state}, "annotations": {REASON: turn.reason or None}}}
+        told = await self._client.patch(Node, self._name, body)
+        if self._node is not None and self._node.uid == told.uid and _wish(self._node) == _wish(told):
+            self._node = told
+
+
+def _wish(node: Node) -> str:
+    """The configuration that the node is to have; "" if nobody says so, or NVIDIA's own manager listens."""
+    labels = node.metadata.labels or {}
+    return "" if labels.get(NVIDIAS, "false") != "false" else labels.get(CONFIG, "")
+
+
+def _goals(wish: str, file: MigPartedFile, machine: MigMachine) -> dict[str, MigGoal]:
+    """By the GPU's UUID. Raises InputError if there is no such configuration, or these GPUs cannot be so."""
+    wishes = file.wishes(wish, [one.target for one in machine.gpus])
+    return {
+        one.gpu.uuid: MigGoal.of(found.enabled, found.devices)
+        for one in machine.gpus
+        if one.layout is not None and (found := wishes.get(one.gpu.index)) is not None
+    }
+
+
+def _going(plan: GpuPlan) -> frozenset[str]:
+    """UUIDs of what will not be there afterwards: MIG devices, and the GPU itself where the mode changes."""
+    gone = {(step.gi_id, step.ci_id) for step in plan.plan.steps if step.action is Action.DESTROY_CI}
+    devices = plan.gpu.mig_devices
+    if plan.changes_mode:
+        return frozenset((plan.gpu.uuid, *(device.uuid for device in devices)))
+    return frozenset(d.uuid for d in devices if (d.gpu_instance, d.compute_instance) in gone)
