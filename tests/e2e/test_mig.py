@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 import yaml
 
 from gpuslice import names
+from gpuslice.node.migmanager import REASON
 
 from .cluster import Object, RealCluster
 from .installation import clear, installed
@@ -65,11 +67,26 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
         assert set(devices_held.values()) == {1}, "no device is held twice"
         for name, uuids in held.items():
             assert environment(bare, name)[names.VISIBLE_DEVICES].split(",") == uuids
+            listed = bare.kubectl("exec", name, "--", "nvidia-smi", "-L")
+            assert re.findall(r"\(UUID: (MIG-[^)]+)\)", listed) == uuids, listed
         bare.wait(lambda: gpus.events("mine", "FailedScheduling"), 60, "an event that says why mine waits")
         # A pod ends, and the one that waited has its device.
         bare.kubectl("delete", "pod", "small-0")
         bare.wait(lambda: bare.phase("mine") == "Running", 90, "mine to run")
         assert recorded(bare, 4)["mine"] == held["small-0"]
+
+        # A label cuts the GPUs anew: the one that is free at once, the other when its last pod has ended.
+        bare.kubectl("delete", "pods", "large", "mine", "small-1")
+        (last,) = recorded(bare, 1)
+        bare.kubectl("label", "node", "node-1", "nvidia.com/mig.config=all-2g.10gb")
+        bare.wait(
+            lambda: last in reason(bare, "node-1"), 60, f"the node to name {last}, which has to end first"
+        )
+        bare.kubectl("delete", "pod", last)
+        expected = {names.WHOLE_GPU: 1, f"{names.MIG_PREFIX}2g.10gb": 6}
+        bare.wait(lambda: offered(bare, "node-1") == expected, 60, f"node-1 to offer {expected}")
+        bare.wait(lambda: not reason(bare, "node-1"), 30, "the node to say no more why")
+        bare.kubectl("label", "node", "node-1", "nvidia.com/mig.config-", "nvidia.com/mig.config.state-")
         clear(bare)
 
         gpus.values["agent"]["devices"]["simulated"] = document(
@@ -91,6 +108,12 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
         clear(bare)
     left = bare.get("nodes", "node-1", None)["metadata"]["labels"]
     assert not [key for key in left if "nvidia" in key]
+
+
+def reason(cluster: RealCluster, node: str) -> str:
+    """Why the node's GPUs are not yet as its label says."""
+    found: str = cluster.get("nodes", node, None)["metadata"].get("annotations", {}).get(REASON, "")
+    return found
 
 
 def recorded(cluster: RealCluster, count: int) -> dict[str, list[str]]:
