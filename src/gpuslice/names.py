@@ -64,6 +64,12 @@ LABEL_DISABLE_ISOLATION: Final = "cgpu.disable.isolation"
 """Node label; "true" makes the agent add CGPU_DISABLE=true to containers."""
 
 # --- what nodes and pods were told before device plugins (Kubernetes 1.6 to 1.9) -------------------
+MIG_CONFIG: Final = "nvidia.com/mig.config"
+"""Node label: how the node's GPUs are to be cut (mig-manager's)."""
+MIG_CONFIG_STATE: Final = "nvidia.com/mig.config.state"
+"""Node label: how far that is: pending, success, failed."""
+MIG_CONFIG_REASON: Final = "gpuslice.io/mig-config-reason"
+"""Node annotation: why the state is what it is, if it is not success."""
 HISTORICAL_GPU: Final = "alpha.kubernetes.io/nvidia-gpu"
 """Whole GPUs, when kubelet itself counted them. No node has had them since Kubernetes 1.11."""
 HISTORICAL_GPU_NAME: Final = "alpha.kubernetes.io/nvidia-gpu-name"

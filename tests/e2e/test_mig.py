@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from gpuslice import names
-from gpuslice.node.migmanager import REASON
 
 from .cluster import Object, RealCluster
 from .installation import clear, installed
@@ -78,7 +77,7 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
         # A label cuts the GPUs anew: the one that is free at once, the other when its last pod has ended.
         bare.kubectl("delete", "pods", "large", "mine", "small-1")
         (last,) = recorded(bare, 1)
-        bare.kubectl("label", "node", "node-1", "nvidia.com/mig.config=all-2g.10gb")
+        bare.kubectl("label", "node", "node-1", f"{names.MIG_CONFIG}=all-2g.10gb")
         bare.wait(
             lambda: last in reason(bare, "node-1"), 60, f"the node to name {last}, which has to end first"
         )
@@ -86,7 +85,7 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
         expected = {names.WHOLE_GPU: 1, f"{names.MIG_PREFIX}2g.10gb": 6}
         bare.wait(lambda: offered(bare, "node-1") == expected, 60, f"node-1 to offer {expected}")
         bare.wait(lambda: not reason(bare, "node-1"), 30, "the node to say no more why")
-        bare.kubectl("label", "node", "node-1", "nvidia.com/mig.config-", "nvidia.com/mig.config.state-")
+        bare.kubectl("label", "node", "node-1", f"{names.MIG_CONFIG}-", f"{names.MIG_CONFIG_STATE}-")
         clear(bare)
 
         gpus.values["agent"]["devices"]["simulated"] = document(
@@ -112,7 +111,9 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
 
 def reason(cluster: RealCluster, node: str) -> str:
     """Why the node's GPUs are not yet as its label says."""
-    found: str = cluster.get("nodes", node, None)["metadata"].get("annotations", {}).get(REASON, "")
+    found: str = (
+        cluster.get("nodes", node, None)["metadata"].get("annotations", {}).get(names.MIG_CONFIG_REASON, "")
+    )
     return found
 
 

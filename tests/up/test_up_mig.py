@@ -179,7 +179,7 @@ async def test_doctor_finds_nothing_wrong_with_nodes_that_share_no_memory(
 
 
 async def wish(cluster: LocalCluster, node: str, config: str) -> None:
-    body = {"metadata": {"labels": {migmanager.CONFIG: config}}}
+    body = {"metadata": {"labels": {names.MIG_CONFIG: config}}}
     await cluster.client.patch(Node, node, body)
 
 
@@ -188,9 +188,11 @@ async def told(cluster: LocalCluster, node: str, state: str, words: str = "") ->
 
     async def look() -> str:
         found = await cluster.client.get(Node, node)
-        reason = found.annotations.get(migmanager.REASON, "-")
+        reason = found.annotations.get(names.MIG_CONFIG_REASON, "-")
         return (
-            reason if (found.metadata.labels or {}).get(migmanager.STATE) == state and words in reason else ""
+            reason
+            if (found.metadata.labels or {}).get(names.MIG_CONFIG_STATE) == state and words in reason
+            else ""
         )
 
     return await eventually(cluster, look)

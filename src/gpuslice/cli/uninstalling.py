@@ -10,7 +10,7 @@ from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node
 from gpuslice.node.publish import GFD_TIMESTAMP
 
-ANNOTATIONS = (names.NODE_GPUS, names.MEMORY_UNIT)
+ANNOTATIONS = (names.NODE_GPUS, names.MEMORY_UNIT, names.MIG_CONFIG_REASON)
 
 
 async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.config.migparted import MigPartedFile
 from gpuslice.config.migstandard import standard_configs
@@ -27,10 +28,6 @@ from gpuslice.node.migexecutor import GpuPlan, MigExecutor, MigGoal, MigRefused,
 from gpuslice.node.migsurvey import MigMachine, survey
 from gpuslice.placement.migsteps import Action
 
-CONFIG: Final = "nvidia.com/mig.config"
-STATE: Final = "nvidia.com/mig.config.state"
-REASON: Final = "gpuslice.io/mig-config-reason"
-"""Annotation of the node: why the state is what it is, if it is not success."""
 NVIDIAS: Final = "nvidia.com/gpu.deploy.mig-manager"
 """Label of nodes on which the GPU operator runs mig-manager itself."""
 PENDING, SUCCESS, FAILED = "pending", "success", "failed"
@@ -188,10 +185,18 @@ class MigManager:
         node = self._node
         if node is None:
             return
-        said = (node.metadata.labels or {}).get(STATE), node.annotations.get(REASON, "")
+        said = (
+            (node.metadata.labels or {}).get(names.MIG_CONFIG_STATE),
+            node.annotations.get(names.MIG_CONFIG_REASON, ""),
+        )
         if said == (turn.state, turn.reason):
             return
-        body = {"metadata": {"labels": {STATE: turn.state}, "annotations": {REASON: turn.reason or None}}}
+        body = {
+            "metadata": {
+                "labels": {names.MIG_CONFIG_STATE: turn.state},
+                "annotations": {names.MIG_CONFIG_REASON: turn.reason or None},
+            }
+        }
         told = await self._client.patch(Node, self._name, body)
         if self._node is not None and self._node.uid == told.uid and _wish(self._node) == _wish(told):
             self._node = told
@@ -200,7 +205,7 @@ class MigManager:
 def _wish(node: Node) -> str:
     """The configuration that the node is to have; "" if nobody says so, or NVIDIA's own manager listens."""
     labels = node.metadata.labels or {}
-    return "" if labels.get(NVIDIAS, "false") != "false" else labels.get(CONFIG, "")
+    return "" if labels.get(NVIDIAS, "false") != "false" else labels.get(names.MIG_CONFIG, "")
 
 
 def _goals(wish: str, file: MigPartedFile, machine: MigMachine) -> dict[str, MigGoal]:
