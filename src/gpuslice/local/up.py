@@ -8,13 +8,9 @@ and an agent speak gRPC over unix sockets. Only the containers are simulated (or
 from __future__ import annotations
 
 import asyncio
-import gc
-import resource
-import shutil
-import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -31,16 +27,17 @@ from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.offered import offered
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import InputError, NotFound
-from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import KubeObject, Resource, Taint
 from gpuslice.local.apiserver import ApiServer, webhookpost
 from gpuslice.local.apiserver.certificates import issue
 from gpuslice.local.apiserver.serve import Endpoint
 from gpuslice.local.apiserver.serve import serving as serving_api
+from gpuslice.local.component import Component
 from gpuslice.local.controllers import run_controllers
 from gpuslice.local.kubelet.kubelet import Kubelet
 from gpuslice.local.kubelet.node import NodeDescription
+from gpuslice.local.process import allow_files, private_folder, rare_collections
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.node.agent import Agent
 from gpuslice.node.discovery.backend import DiscoveredGpus
@@ -66,12 +63,9 @@ WEBHOOKS: Final = Resource(
 )
 WEBHOOK: Final = "gpuslice"
 """The name of our MutatingWebhookConfiguration."""
-RESTART: Final = Backoff(base=0.2, cap=10.0)
 FILES: Final = 500
 FILES_PER_NODE: Final = 20
 """Open files: about ten per node for its sockets, and as many again while they are opened anew."""
-GARBAGE: Final = 50_000
-"""Containers made and not freed until the next look for cycles among them (Python's default: 700)."""
 WAVE: Final = 25
 """Nodes that start at once."""
 WAVE_SECONDS: Final = 10.0
@@ -168,42 +162,6 @@ class LocalCluster:
         )
 
 
-class Component:
-    """One part of the cluster, started again when it fails: a bug in one node must not end the others."""
-
-    def __init__(
-        self, name: str, start: Callable[[], Coroutine[None, None, None]], *, clock: Clock, random: Random
-    ) -> None:
-        self.name = name
-        self._start = start
-        self._clock = clock
-        self._random = random
-        self._task: asyncio.Task[None] | None = None
-
-    async def run(self) -> None:
-        """Run for ever."""
-        failures = 0
-        while True:
-            self._task = asyncio.create_task(self._start(), name=self.name)
-            try:
-                await asyncio.wait([self._task])
-            except asyncio.CancelledError:
-                self._task.cancel()
-                await asyncio.wait([self._task])
-                raise
-            if self._task.cancelled():
-                continue  # `kill`: it comes back, as a DaemonSet's pod would
-            error = self._task.exception()
-            failures += 1
-            _log.error("ended and is started again", component=self.name, exc_info=error)
-            await self._clock.sleep(RESTART.delay(failures, self._random.random))
-
-    def kill(self) -> None:
-        """End it; it is started again at once."""
-        if self._task is not None:
-            self._task.cancel()
-
-
 @asynccontextmanager
 async def local_cluster(
     plan: ClusterPlan, settings: Settings, *, clock: Clock, random: Random
@@ -213,7 +171,7 @@ async def local_cluster(
     The block is entered before the nodes are ready: see `LocalCluster.ready`. Raises InputError if the port
     is taken.
     """
-    _allow_files(FILES + FILES_PER_NODE * len(plan.nodes))
+    allow_files(FILES + FILES_PER_NODE * len(plan.nodes))
     hook = _OwnWebhook()
     server = ApiServer(
         clock=clock,
@@ -223,7 +181,7 @@ async def local_cluster(
         webhook_post=hook.post,
     )
     client = Client(server.transport())
-    with _folder() as folder, _rare_collections():
+    with private_folder() as folder, rare_collections():
         await server.start()
         try:
             async with (
@@ -435,36 +393,6 @@ def _node_folders(plan: ClusterPlan, folder: Path) -> dict[str, Path]:
         folders[node.name] = folder / (node.name if len(node.name) <= room else str(number))
         folders[node.name].mkdir(mode=0o700)
     return folders
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A private folder with a short path: unix sockets must fit in 107 bytes, also on macOS."""
-    short = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
-    path = Path(tempfile.mkdtemp(prefix="gpuslice-", dir=short if short.is_dir() else None))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Look for garbage in cycles less often: we make little of it, and a look at 10,000 pods takes long."""
-    before = gc.get_threshold()
-    gc.set_threshold(GARBAGE, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise the process's limit of open files as far as needed and allowed: the default is 256 on macOS."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _secret(path: Path, content: bytes) -> Path:
