@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice import names
+from gpuslice.requests.pod import is_gpu_resource
 
 from .cluster import Object, RealCluster, condition
 from .images import BUSYBOX
@@ -144,11 +145,12 @@ class Installation:
         return [n["metadata"]["name"] for n in self.cluster.objects("nodes", None, labelSelector=selector)]
 
     def offered(self, node: str) -> int:
-        """Units that pods can ask for on a node; 0 if kubelet or the agent's annotation says nothing."""
+        """What pods can ask for on a node, of any of our resources; 0 if kubelet or agent say nothing."""
         found = self.cluster.get("nodes", node, None)
         if names.NODE_GPUS not in (found["metadata"].get("annotations") or {}):
             return 0
-        return int(found["status"].get("allocatable", {}).get(names.GPU_MEM, 0))
+        amounts = found["status"].get("allocatable", {})
+        return sum(int(amount) for name, amount in amounts.items() if is_gpu_resource(name))
 
     def _scheduler_ready(self) -> bool:
         found = self.object("apps/v1", "deployments", f"{self.full}-scheduler")
