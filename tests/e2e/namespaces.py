@@ -83,7 +83,15 @@ class Namespace:
         self.run("ip", "link", "add", "switch", "type", "bridge")
         self.run("ip", "address", "add", f"{slot.control_address}/24", "dev", "switch")
         self.run("ip", "link", "set", "switch", "up")
-        run("ip", "link", "add", slot.link, "type", "veth", "peer", "name", "host", "netns", str(self.pid))
+        veth = f"link add {slot.link} type veth peer name host netns {self.pid}"
+
+        def linked() -> bool:
+            # That of a cluster which has just ended goes when the kernel has taken its namespace down.
+            run("ip", "link", "delete", slot.link, check=False)
+            run("ip", *veth.split())
+            return True
+
+        wait(linked, 30, f"the link {slot.link}")
         run("ip", "address", "add", f"{slot.host_address}/24", "dev", slot.link)
         run("ip", "link", "set", slot.link, "up")
         for network in (slot.pod_networks, slot.service_network):
