@@ -139,6 +139,7 @@ class Installation:
         )
         if self.values.get("webhook", {}).get("enabled", True):
             self.cluster.wait(self._webhook_trusted, 60, "the webhook's caBundle")
+            self.cluster.wait(self._webhook_answers, 60, "the webhook to answer")
 
     def pool(self) -> list[str]:
         selector = f"{names.LABEL_GPUSHARE}=true"
@@ -172,6 +173,12 @@ class Installation:
         return all(
             hook["clientConfig"].get("caBundle") for hook in self.cluster.request("GET", path)["webhooks"]
         )
+
+    def _webhook_answers(self) -> bool:
+        """The API server asks it over its Service, which kube-proxy knows a moment after its pods are ready."""
+        asked = self.pod("asked", 1, env={names.VISIBLE_DEVICES: "all"})
+        made = self.cluster.request("POST", "/api/v1/namespaces/default/pods", asked, dryRun="All")
+        return not made["spec"]["containers"][0].get("env")
 
     # --- pods
 
