@@ -9,7 +9,7 @@ import pytest
 
 from gpuslice.config.migexport import MigState, export, text_of
 from gpuslice.config.migparted import MigPartedFile, MigTarget, MigWish, PciId, unmet
-from gpuslice.config.migstandard import BOARDS, boards_of, standard_configs
+from gpuslice.config.migstandard import standard_configs
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migspace import space_of
@@ -31,6 +31,29 @@ mig-configs:
   - devices: [2]
     mig-enabled: false
 """
+
+NVIDIA = 0x10DE
+BOARDS: dict[str, tuple[int, ...]] = {
+    "A100-40": (0x20B0, 0x20B1, 0x20F1, 0x20F6),
+    "A100-80": (0x20B2, 0x20B5, 0x20F3, 0x20F5),
+    "A30": (0x20B7,),
+    "H100-80": (0x2330, 0x2331, 0x2322, 0x2324),
+    "H100-94": (0x2321, 0x233A),
+    "H100-96": (0x2342, 0x233D, 0x20B6, 0x2329),
+    "H200": (0x2335, 0x233B),
+    "GH200-144": (0x2348,),
+    "B200": (0x2901,),
+    "GB200": (0x2941,),
+    "B300": (0x3182,),
+    "GB300": (0x31C2,),
+    "RTX-PRO-6000": (0x2BB5,),
+}
+"""PCI device numbers by MIG family, as in NVIDIA's own configuration."""
+
+
+def boards_of(family: str) -> tuple[PciId, ...]:
+    """The boards of a MIG family; none for one that NVIDIA's file does not have."""
+    return tuple(PciId(device << 16 | NVIDIA) for device in BOARDS.get(family, ()))
 
 
 def a100(index: int) -> MigTarget:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuslice.devices.announced import Announcement, announce, socket_name
+from gpuslice.devices.announced import Announcement, announce
 from gpuslice.devices.found import Found, FoundGpu, MigDevice, MigMode
 from gpuslice.devices.mig import Engines
 from gpuslice.devices.migprofile import MigProfile
@@ -156,15 +156,3 @@ def test_one_sick_mig_device_leaves_its_neighbours_alone() -> None:
 
 def test_the_screen_adapter_of_a_dgx_station_is_not_announced() -> None:
     assert ids(told(gpu(0), gpu(1, name="DGX Display"), strategy=NONE)) == {"nvidia.com/gpu": ["GPU-0"]}
-
-
-@pytest.mark.parametrize(
-    ("resource", "name"),
-    [
-        ("nvidia.com/gpu", "nvidia-gpu.sock"),
-        ("nvidia.com/gpu.shared", "nvidia-gpu.shared.sock"),
-        ("nvidia.com/mig-1g.5gb", "nvidia-mig-1g.5gb.sock"),
-    ],
-)
-def test_sockets_are_called_as_nvidias(resource: str, name: str) -> None:
-    assert socket_name(resource) == name

@@ -11,7 +11,7 @@ import pytest
 from gpuslice.config.nvidiaflags import DeviceIdStrategy, DeviceListStrategy, Flags
 from gpuslice.errors import InputError
 from gpuslice.node.answers import Handed, answer
-from gpuslice.node.cdispec import file_name, gpu_spec, nodes_spec
+from gpuslice.node.cdispec import file_name, gpu_spec
 from gpuslice.node.driverfiles import DriverFiles, existing, find_driver
 
 VERSION = "550.163.01"
@@ -160,15 +160,12 @@ def test_a_driver_containers_files_come_from_its_root(root: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", DeviceIdStrategy)
-def test_every_name_that_a_container_is_given_is_in_a_specification(
+def test_every_name_that_a_container_is_given_is_in_the_specification(
     strategy: DeviceIdStrategy, root: Path
 ) -> None:
-    flags = replace(FLAGS, device_id_strategy=strategy, gds_enabled=True)
-    specs = [
-        gpu_spec(DEVICES, find_driver(VERSION, root, host=root), flags),
-        nodes_spec("gds", ["/dev/nvidia-fs0"], flags),
-    ]
-    defined = {f"{spec['kind']}={device['name']}" for spec in specs for device in spec["devices"]}
+    flags = replace(FLAGS, device_id_strategy=strategy)
+    spec = gpu_spec(DEVICES, find_driver(VERSION, root, host=root), flags)
+    defined = {f"{spec['kind']}={device['name']}" for device in spec["devices"]}
     given = answer("nvidia.com/gpu", ["GPU-a", "MIG-b"], {one.uuid: one for one in DEVICES}, flags, token="t")
     assert set(given.cdi_devices) <= defined
     assert file_name() == "k8s.device-plugin.nvidia.com-gpu.json"

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+import pytest
 import pytest_asyncio
 from click.testing import CliRunner
 
@@ -20,9 +21,11 @@ from gpuslice.cli.gpushare import summary
 from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile
+from gpuslice.devices.miglayout import GpuInstance
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.up import LocalCluster, Settings, local_cluster
 from gpuslice.node import migmanager
+from gpuslice.node.discovery.driver import DriverError, Trouble
 
 T = TypeVar("T")
 PATIENCE = 60
@@ -240,6 +243,41 @@ async def test_what_cannot_be_changes_nothing_and_says_why(cluster: LocalCluster
     await wish(cluster, "mixed", "nosuch")
     await told(cluster, "mixed", migmanager.FAILED, "selected mig-config not present: nosuch")
     assert await allocatable(cluster, "mixed") == before
+
+
+async def test_what_the_driver_refuses_is_undone_said_and_given_out_as_before(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = cluster.drivers["mixed"]
+    create = driver.create_gpu_instance
+
+    def no_small_ones(gpu: str, profile_id: int, start: int | None = None) -> GpuInstance:
+        if profile_id == 19:
+            raise DriverError(Trouble.NO_PERMISSION, "only an administrator may")
+        return create(gpu, profile_id, start)
+
+    monkeypatch.setattr(driver, "create_gpu_instance", no_small_ones)
+    before = await allocatable(cluster, "mixed")
+    await wish(cluster, "mixed", "all-1g.5gb")
+    reason = await told(cluster, "mixed", migmanager.FAILED, "only an administrator may")
+    assert "everything is as it was before" in reason
+    await until_offered(cluster, "mixed", {key: value for key, value in before.items() if value})
+    await start(cluster, pod("large", LARGE, 1))
+
+
+async def test_who_waits_for_a_pod_says_so_once(cluster: LocalCluster) -> None:
+    """Not "being cut" and "waiting" by turns, which would write the node again and again."""
+    await start(cluster, pod("stays", LARGE, 1), pod("too", MEDIUM, 2))
+    said: list[str] = []
+
+    def heard(_kind: str, obj: object) -> None:
+        if isinstance(obj, Node) and obj.name == "mixed":
+            said.append(obj.annotations.get(names.MIG_CONFIG_REASON, ""))
+
+    cluster.feed.listeners.append(heard)
+    await wish(cluster, "mixed", "all-1g.5gb")
+    await told(cluster, "mixed", migmanager.PENDING, "GPU 0: default/stays, default/too; GPU 1: default/too")
+    assert "GPUs are being cut" not in said, "nothing can be cut yet"
 
 
 async def test_an_agent_that_comes_back_goes_on_where_the_label_says(cluster: LocalCluster) -> None:

@@ -13,13 +13,19 @@ from gpuslice.cli.discovering import driver_of
 from gpuslice.config.migcheckpoint import MigCheckpoint, SavedGpu, checkpoint
 from gpuslice.config.migexport import export
 from gpuslice.config.migparted import MigPartedFile, MigWish, unmet
-from gpuslice.config.migstandard import standard_configs
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.errors import GpuSliceError, InputError
 from gpuslice.node.discovery.driver import Driver
-from gpuslice.node.migexecutor import GpuPlan, MigExecutor, MigGoal, MigRefused, MigResetNeeded
+from gpuslice.node.migexecutor import (
+    GpuPlan,
+    MigExecutor,
+    MigGoal,
+    MigRefused,
+    MigResetNeeded,
+    goals_of,
+)
 from gpuslice.node.migreset import reset_of
 from gpuslice.node.migsurvey import MigGpu, MigMachine, survey
 from gpuslice.placement.migrestore import plan_restore
@@ -48,19 +54,13 @@ class Choice:
         name = self._name(file)
         file.select(name)
         try:
-            wishes = file.wishes(name, [one.target for one in machine.gpus])
+            return machine.wishes(file, name)
         except InputError as error:
             raise MigRefused(f"{error}; nothing was changed") from error
-        return {
-            one.gpu.uuid: wishes[one.gpu.index]
-            for one in machine.gpus
-            if one.gpu.index in wishes and one.layout is not None
-        }
 
     def _read(self, machine: MigMachine) -> MigPartedFile:
         if self.file is None:
-            kinds = {one.target.board: one.layout.geometry for one in machine.gpus if one.layout}
-            return standard_configs([((board,), geometry) for board, geometry in kinds.items()])
+            return machine.standard
         if self.file != "-":
             return MigPartedFile.load(Path(self.file))
         try:
@@ -114,11 +114,11 @@ class Workplace:
 
     def plan(self, choice: Choice) -> tuple[GpuPlan, ...]:
         """What `apply` would do."""
-        return MigExecutor(self.driver, held=self.held).plan(_goals(choice.wishes(self.machine())))
+        return MigExecutor(self.driver, held=self.held).plan(goals_of(choice.wishes(self.machine())))
 
     def apply(self, choice: Choice, *, mode_only: bool, skip_reset: bool) -> tuple[GpuPlan, ...]:
         """Make the GPUs so; a mode that may wait for a reset (`skip_reset`) is enough for `mode_only`."""
-        goals = _goals(choice.wishes(self.machine()))
+        goals = goals_of(choice.wishes(self.machine()))
         return self._carry_out(goals, mode_only=mode_only, skip_reset=skip_reset)
 
     def restore(self, path: Path) -> tuple[GpuPlan, ...]:
@@ -180,10 +180,6 @@ def hooks_ignored() -> str | None:
     """A warning, if mig-parted's environment asks for hooks."""
     hooks = os.environ.get("MIG_PARTED_HOOKS_FILE")
     return f"MIG_PARTED_HOOKS_FILE={hooks} is not read: no hooks are run here" if hooks else None
-
-
-def _goals(wishes: Mapping[str, MigWish]) -> dict[str, MigGoal]:
-    return {uuid: MigGoal.of(wish.enabled, wish.devices) for uuid, wish in wishes.items()}
 
 
 def _as_saved(now: MigLayout, *, saved: SavedGpu) -> MigPlan | Verdict:

@@ -178,6 +178,7 @@ async def agent(
     from gpuslice.node.discovery.backend import DiscoveredGpus
     from gpuslice.node.discovery.simulated import SimulatedDriver
     from gpuslice.node.handing import Handing
+    from gpuslice.node.machine import read_machine
     from gpuslice.node.migmanager import MigTools
     from gpuslice.node.migreset import reset_of
 
@@ -186,7 +187,10 @@ async def agent(
     unit = unit_of(devices, memory_unit)
     driver = driver_of(devices, node)
     policy, line = read_policy(os.environ), line_to(driver, clock=clock)
-    backend = DiscoveredGpus(line, policy, clock, MigStrategy(mig_strategy))
+    on_paper = isinstance(driver, SimulatedDriver)
+    # This machine's kernel says nothing of GPUs on paper.
+    machine = None if on_paper else read_machine
+    backend = DiscoveredGpus(line, policy, clock, MigStrategy(mig_strategy), machine=machine)
     await backend.start()
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         group.create_task(keep_up(driver, devices, node, clock=clock))
@@ -199,7 +203,7 @@ async def agent(
             unit=unit,
             labels=backend.labels if labels else None,
             handing=Handing(flags, backend.found, new_token=lambda: str(uuid4())),
-            simulated=backend.found if isinstance(driver, SimulatedDriver) else None,
+            simulated=backend.found if on_paper else None,
             mig=MigTools(driver, backend.close, reset_of(driver), mig_configs),
             clock=clock,
             random=_random.random,

@@ -7,7 +7,7 @@ ships, so that a node's label nvidia.com/mig.config keeps its meaning. Source: N
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -16,32 +16,8 @@ from gpuslice.devices.mig import GiProfile, MigGeometry
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migspace import space_of
 
-NVIDIA: Final = 0x10DE
-BOARDS: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
-    {
-        "A100-40": (0x20B0, 0x20B1, 0x20F1, 0x20F6),
-        "A100-80": (0x20B2, 0x20B5, 0x20F3, 0x20F5),
-        "A30": (0x20B7,),
-        "H100-80": (0x2330, 0x2331, 0x2322, 0x2324),
-        "H100-94": (0x2321, 0x233A),
-        "H100-96": (0x2342, 0x233D, 0x20B6, 0x2329),
-        "H200": (0x2335, 0x233B),
-        "GH200-144": (0x2348,),
-        "B200": (0x2901,),
-        "GB200": (0x2941,),
-        "B300": (0x3182,),
-        "GB300": (0x31C2,),
-        "RTX-PRO-6000": (0x2BB5,),
-    }
-)
-"""PCI device numbers by MIG family, as in NVIDIA's own configuration."""
 _BALANCED: Final = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2: 1}}
 """How many instances of how many slices `all-balanced` has, by the GPU's compute slices."""
-
-
-def boards_of(family: str) -> tuple[PciId, ...]:
-    """The boards of a MIG family; none for one that NVIDIA's file does not have."""
-    return tuple(PciId(device << 16 | NVIDIA) for device in BOARDS.get(family, ()))
 
 
 def standard_configs(kinds: Sequence[tuple[tuple[PciId, ...], MigGeometry]]) -> MigPartedFile:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from gpuslice import names
 from gpuslice.devices.found import Found, FoundGpu, MigDevice
 from gpuslice.devices.sharing import UNSHARED, MigStrategy, Sharing, replicate
 from gpuslice.errors import InputError
-
-_PREFIX: Final = "nvidia.com/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +90,6 @@ def announce(found: Found, strategy: MigStrategy, sharing: Sharing = UNSHARED) -
         if entry.name not in named
     ]
     return Announcement({name: tuple(ids) for name, ids in resources.items()}, tuple(warnings))
-
-
-def socket_name(resource: str) -> str:
-    """The file in the kubelet's folder that NVIDIA's plugin serves a resource on."""
-    return f"nvidia-{resource.removeprefix(_PREFIX)}.sock"
 
 
 def _partitioned(gpu: FoundGpu) -> bool:

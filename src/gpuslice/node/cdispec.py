@@ -49,16 +49,6 @@ def gpu_spec(
     }
 
 
-def nodes_spec(kind: str, nodes: Sequence[str], flags: Flags, *, name: str = "all") -> Json:
-    """The specification of further device files: kind gds, mofed, gdrcopy or imex-channel."""
-    return {
-        "cdiVersion": VERSION,
-        "kind": f"{CDI_VENDOR}/{kind}",
-        "devices": [{"name": name, "containerEdits": {"deviceNodes": _nodes(nodes, flags)}}],
-        "containerEdits": {},
-    }
-
-
 def _nodes(paths: Sequence[str], flags: Flags) -> list[Json]:
     root = flags.nvidia_dev_root.rstrip("/")
     return [{"path": path, **({"hostPath": root + path} if root else {})} for path in paths]

@@ -179,7 +179,7 @@ def _learn_one(
 
 def _learn_inits(book: Book, entry: PodResources, pod: NodePod) -> None:
     """Ids of which a pod's containers hold some, and which are not theirs, were its init container's."""
-    for resource in {h.resource for h in book.held() if not h.certain}:
+    for resource in sorted({h.resource for h in book.held() if not h.certain}):
         unsure = [h for h in book.held() if h.resource == resource and not h.certain]
         theirs = frozenset().union(*(c.ids(resource) for c in entry.containers))
         for holding in unsure:

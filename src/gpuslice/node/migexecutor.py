@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gpuslice.config.migparted import MigWish
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.errors import GpuSliceError, InputError
@@ -60,6 +61,11 @@ class MigGoal:
     def of(cls, enabled: bool, wanted: Wanted) -> MigGoal:
         """So many devices of each profile, wherever they lie."""
         return cls(enabled, partial(plan_exactly, wanted=wanted))
+
+
+def goals_of(wishes: Mapping[str, MigWish]) -> dict[str, MigGoal]:
+    """What a configuration wishes, as goals; both by the GPU's UUID."""
+    return {uuid: MigGoal.of(wish.enabled, wish.devices) for uuid, wish in wishes.items()}
 
 
 @dataclass(frozen=True, slots=True)

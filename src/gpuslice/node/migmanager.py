@@ -19,13 +19,12 @@ import structlog
 from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.config.migparted import MigPartedFile
-from gpuslice.config.migstandard import standard_configs
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node
 from gpuslice.node.discovery.driver import Driver
-from gpuslice.node.migexecutor import GpuPlan, MigExecutor, MigGoal, MigRefused, Reset
-from gpuslice.node.migsurvey import MigMachine, survey
+from gpuslice.node.migexecutor import GpuPlan, MigExecutor, MigGoal, MigRefused, Reset, goals_of
+from gpuslice.node.migsurvey import survey
 from gpuslice.placement.migsteps import Action
 
 NVIDIAS: Final = "nvidia.com/gpu.deploy.mig-manager"
@@ -128,7 +127,8 @@ class MigManager:
         """Do what can be done now."""
         try:
             machine = await asyncio.to_thread(survey, self._driver)
-            goals = _goals(wish, self._file(machine), machine)
+            file = MigPartedFile.load(self._configs) if self._configs is not None else machine.standard
+            goals = goals_of(machine.wishes(file, wish))
             waiting = await self._plans(goals)
         except GpuSliceError as error:
             self._close(())
@@ -136,26 +136,30 @@ class MigManager:
         if not waiting:
             self._close(())
             return Turn(SUCCESS)
-        await self._tell(Turn(PENDING, "GPUs are being cut"))
         going = {plan.gpu.uuid: _going(plan) for plan in waiting}
         while not self._close(frozenset().union(*going.values())):
             await self._clock.sleep(CLOSED_SECONDS)
-        in_use: dict[int, set[str]] = {}
-        for plan in waiting:
-            held = self._held()
-            if users := {held[uuid] or "a container" for uuid in going[plan.gpu.uuid] if uuid in held}:
-                in_use[plan.gpu.index] = users
-                continue
-            executor = MigExecutor(self._driver, held=held.keys(), reset=self._reset)
+        held = self._held()
+        in_use = {
+            plan.gpu.index: sorted(
+                {held[uuid] or "a container" for uuid in going[plan.gpu.uuid] & held.keys()}
+            )
+            for plan in waiting
+        }
+        free = [plan.gpu for plan in waiting if not in_use[plan.gpu.index]]
+        if free:
+            await self._tell(Turn(PENDING, "GPUs are being cut"))
+        executor = MigExecutor(self._driver, held=held.keys(), reset=self._reset)
+        for gpu in free:
             try:
-                one = {plan.gpu.uuid: goals[plan.gpu.uuid]}
-                await asyncio.to_thread(executor.carry_out, one)
+                await asyncio.to_thread(executor.carry_out, {gpu.uuid: goals[gpu.uuid]})
             except GpuSliceError as error:
+                self._close(())
                 return Turn(FAILED, str(error))
-            _log.info("a GPU was cut", gpu=plan.gpu.index, config=wish)
-        if in_use:
-            who = "; ".join(f"GPU {gpu}: {', '.join(sorted(users))}" for gpu, users in sorted(in_use.items()))
-            return Turn(PENDING, f"these have to end first: {who}")
+            _log.info("a GPU was cut", gpu=gpu.index, config=wish)
+        who = [f"GPU {index}: {', '.join(users)}" for index, users in sorted(in_use.items()) if users]
+        if who:
+            return Turn(PENDING, f"these have to end first: {'; '.join(who)}")
         self._close(())
         return Turn(SUCCESS)
 
@@ -174,12 +178,6 @@ class MigManager:
                 found = await asyncio.to_thread(bold.plan, {uuid: goal})
             plans += [plan for plan in found if not plan.does_nothing]
         return plans
-
-    def _file(self, machine: MigMachine) -> MigPartedFile:
-        if self._configs is not None:
-            return MigPartedFile.load(self._configs)
-        kinds = {one.target.board: one.layout.geometry for one in machine.gpus if one.layout is not None}
-        return standard_configs([((board,), geometry) for board, geometry in kinds.items()])
 
     async def _tell(self, turn: Turn) -> None:
         node = self._node
@@ -206,16 +204,6 @@ def _wish(node: Node) -> str:
     """The configuration that the node is to have; "" if nobody says so, or NVIDIA's own manager listens."""
     labels = node.metadata.labels or {}
     return "" if labels.get(NVIDIAS, "false") != "false" else labels.get(names.MIG_CONFIG, "")
-
-
-def _goals(wish: str, file: MigPartedFile, machine: MigMachine) -> dict[str, MigGoal]:
-    """By the GPU's UUID. Raises InputError if there is no such configuration, or these GPUs cannot be so."""
-    wishes = file.wishes(wish, [one.target for one in machine.gpus])
-    return {
-        one.gpu.uuid: MigGoal.of(found.enabled, found.devices)
-        for one in machine.gpus
-        if one.layout is not None and (found := wishes.get(one.gpu.index)) is not None
-    }
 
 
 def _going(plan: GpuPlan) -> frozenset[str]:

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gpuslice.config.migexport import MigState
-from gpuslice.config.migparted import MigTarget, MigWish
+from gpuslice.config.migparted import MigPartedFile, MigTarget, MigWish
+from gpuslice.config.migstandard import standard_configs
 from gpuslice.devices.catalogue import find_model
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.mig import MigGeometry
@@ -50,6 +51,24 @@ class MigMachine:
     def find(self, uuid: str) -> MigGpu | None:
         """The GPU of that UUID."""
         return next((one for one in self.gpus if one.gpu.uuid == uuid), None)
+
+    @property
+    def standard(self) -> MigPartedFile:
+        """The configurations that go by standard names on these GPUs."""
+        kinds = {one.target.board: one.layout.geometry for one in self.gpus if one.layout is not None}
+        return standard_configs([((board,), geometry) for board, geometry in kinds.items()])
+
+    def wishes(self, file: MigPartedFile, name: str) -> dict[str, MigWish]:
+        """What GPUs are to be, by UUID; those that cannot be partitioned need nothing to have MIG off.
+
+        Raises InputError if there is no such configuration, or these GPUs cannot be so.
+        """
+        wishes = file.wishes(name, [one.target for one in self.gpus])
+        return {
+            one.gpu.uuid: wishes[one.gpu.index]
+            for one in self.gpus
+            if one.gpu.index in wishes and one.layout is not None
+        }
 
 
 def survey(driver: Driver, held: Collection[str] = ()) -> MigMachine:

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from gpuslice import names
 from gpuslice.errors import InputError
-from gpuslice.requests.pod import Amounts, PodSpecLike, ResourcesLike
+from gpuslice.requests.pod import Amounts, PodSpecLike, ResourcesLike, is_gpu_resource
 from gpuslice.units import canonical_quantity, parse_quantity
 
 
@@ -51,10 +51,8 @@ def extended(name: str) -> bool:
 
 def of_gpus(name: str) -> bool:
     """Is that a resource that gives a container a GPU or a part of one, under whatever name we know?"""
-    return name.startswith((names.WHOLE_GPU, names.MIG_PREFIX)) or name in (
-        names.GPU_MEM,
-        names.HISTORICAL_GPU,
-    )
+    # nvidia.com/gpu.shared and such: whoever renames replicas gives out GPUs all the same.
+    return is_gpu_resource(name) or name == names.HISTORICAL_GPU or name.startswith(f"{names.WHOLE_GPU}.")
 
 
 def asks_for_gpu(spec: PodSpecLike) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
 
 from gpuslice.clock import Clock
-from gpuslice.devices.found import Found
+from gpuslice.devices.found import Found, FoundGpu
 from gpuslice.devices.inventory import Gpu
 from gpuslice.devices.labels import Machine, node_labels
 from gpuslice.devices.offered import offered
@@ -19,7 +19,6 @@ from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import InputError
 from gpuslice.node.discovery.driver import Changed, Driver, DriverError, Xid
 from gpuslice.node.discovery.health import Health
-from gpuslice.node.machine import read_machine
 
 LOOK_SECONDS: Final = 10.0
 """How often the GPUs are looked at without an event: nothing tells that one has vanished."""
@@ -75,7 +74,10 @@ class Threads:
 
 
 class DiscoveredGpus:
-    """A `DeviceBackend` over a driver. Call `start` once, then let `run` run."""
+    """A `DeviceBackend` over a driver. Call `start` once, then let `run` run.
+
+    `machine` reads what the kernel says of these GPUs, for labels; without it nothing is said.
+    """
 
     def __init__(
         self,
@@ -83,8 +85,11 @@ class DiscoveredGpus:
         policy: XidPolicy,
         clock: Clock,
         strategy: MigStrategy = MigStrategy.NONE,
+        *,
+        machine: Callable[[tuple[FoundGpu, ...]], Machine] | None = None,
     ) -> None:
         self._line = line
+        self._read_machine = machine
         self._strategy = strategy
         self._machine = Machine()
         self._closed: frozenset[str] = frozenset()
@@ -132,7 +137,8 @@ class DiscoveredGpus:
         self._health = Health(self._policy, found)
         self._found = self._health.found()
         self._offered = offered(self._found, self._strategy)
-        self._machine = await asyncio.to_thread(read_machine, self._found.gpus)
+        if self._read_machine is not None:
+            self._machine = await asyncio.to_thread(self._read_machine, self._found.gpus)
         self._looked = self._opened = self._clock.monotonic()
         self._heard = frozenset(gpu.uuid for gpu in found.gpus)
         for index, reason in found.silent:

@@ -56,9 +56,9 @@ class Driver:
     """Of the kernel module, such as 570.86.15; "" if it is not loaded."""
     devices: tuple[str, ...]
     """The names below /dev that begin with nvidia."""
-    library: str
+    nvml: str
     """The path of libnvidia-ml.so.1; "" if it is in none of the usual folders."""
-    library_version: str
+    nvml_version: str
 
     @property
     def missing_devices(self) -> tuple[str, ...]:
@@ -114,14 +114,14 @@ class Toolkit:
 def read_driver(root: Root) -> Driver:
     """Look for the driver."""
     said = _VERSION.search(root.text("/proc/driver/nvidia/version") or "")
-    library = root.first(*(f"{folder}/{LIBRARY}" for folder in LIBRARY_FOLDERS))
-    of_library = _VERSION.search(PurePosixPath(root.real(library)).name) if library else None
+    nvml = root.first(*(f"{folder}/{LIBRARY}" for folder in LIBRARY_FOLDERS))
+    of_nvml = _VERSION.search(PurePosixPath(root.real(nvml)).name) if nvml else None
     return Driver(
         _cards(root),
         said[1] if said else "",
         tuple(name for name in root.names("/dev") if name.startswith("nvidia")),
-        library,
-        of_library[1] if of_library else "",
+        nvml,
+        of_nvml[1] if of_nvml else "",
     )
 
 

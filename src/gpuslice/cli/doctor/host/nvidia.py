@@ -37,7 +37,7 @@ def _driver(host: Host) -> Iterator[Finding]:
             f"the driver is loaded, but /dev has no {listed(driver.missing_devices)}, which containers need",
             "sudo nvidia-modprobe -c 0 -u && nvidia-smi   # at boot: systemctl enable nvidia-persistenced",
         )
-    if not driver.library:
+    if not driver.nvml:
         yield Finding(
             Area.DRIVER,
             "driver-library-missing",
@@ -48,13 +48,13 @@ def _driver(host: Host) -> Iterator[Finding]:
             f"ldconfig -p | grep {LIBRARY}   # if it prints nothing, install the libraries of driver "
             f"{driver.version}",
         )
-    elif driver.library_version and driver.library_version != driver.version:
+    elif driver.nvml_version and driver.nvml_version != driver.version:
         yield Finding(
             Area.DRIVER,
             "driver-mismatch",
             Level.ERROR,
-            f"File{driver.library}",
-            f"the loaded driver is {driver.version}, but {driver.library} is of {driver.library_version}: "
+            f"File{driver.nvml}",
+            f"the loaded driver is {driver.version}, but {driver.nvml} is of {driver.nvml_version}: "
             "after an update, until the next boot, NVML says driver/library version mismatch",
             "sudo reboot",
         )
