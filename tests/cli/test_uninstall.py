@@ -40,7 +40,7 @@ async def client() -> AsyncIterator[Client]:
 
 async def test_nodes_are_as_before_the_installation(client: Client) -> None:
     assert await clean(client, lease=None) == [
-        "node ours: no annotations and labels of ours, no aliyun.com/gpu-count"
+        "node ours: no annotations and labels of ours, no aliyun.com/gpu-count, no condition GPUUnhealthy"
     ]
     ours = msgspec.json.decode(await client.read(Node.resource.path(None, "ours")))
     assert ours["metadata"]["annotations"] == {"mine": "stays"}

@@ -171,6 +171,12 @@ async def record_that_cannot_be_read(site: Site) -> None:
     await site.patch("Node", "gpu-1", {"metadata": {"annotations": {names.NODE_GPUS: "[{"}}})
 
 
+async def gpu_that_is_sick(site: Site) -> None:
+    said = "GPU 1 (GPU-1): XID 79: the GPU has fallen off the bus, held by default/train"
+    condition = {"type": "GPUUnhealthy", "status": "True", "reason": "GPUUnhealthy", "message": said}
+    await site.patch("Node", "gpu-1", {"status": {"conditions": [condition]}}, subresource="status")
+
+
 async def taint_that_keeps_the_agent_away(site: Site) -> None:
     await site.node("gpu-2", published=False, offered=False)
     taints = [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]

@@ -51,6 +51,7 @@ CASES = [
     Case(faults.agent_that_crashes, "agent-failing", f"Pod/{NAMESPACE}/gpuslice-agent-gpu-2", "CrashLoopBackOff: back-off 5m0s: error: /devices/devices.yaml: there is no such file", "logs gpuslice-agent-gpu-2 --previous"),
     Case(faults.plugin_kubelet_has_not_heard_of, "plugin-not-registered", "Node/gpu-1", "has published 2 GPUs, but kubelet offers 0 aliyun.com/gpu-mem", "delete pod gpuslice-agent-gpu-1"),
     Case(faults.record_that_cannot_be_read, "node-record-damaged", "Node/gpu-1", "cannot be read", "delete pod gpuslice-agent-gpu-1"),
+    Case(faults.gpu_that_is_sick, "gpu-unhealthy", "Node/gpu-1", "GPU 1 (GPU-1): XID 79: the GPU has fallen off the bus, held by default/train", "nvidia-smi --gpu-reset", WARNING),
     Case(faults.taint_that_keeps_the_agent_away, "agent-taint", "Node/gpu-2", "the taint dedicated=ml:NoSchedule", '{"key": "dedicated", "operator": "Exists"}'),
     Case(faults.taint_that_keeps_helms_agent_away, "agent-taint", "Node/gpu-2", "does not tolerate", """helm -n gpuslice-system upgrade shared deploy/helm/gpuslice --reset-then-reuse-values --set-json 'agent.tolerations=["""),
     Case(faults.no_scheduler, "scheduler-not-installed", "Deployment", "nobody chooses GPUs", "helm upgrade --install"),

@@ -8,6 +8,7 @@ from gpuslice.errors import NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node
+from gpuslice.node.healthnews import CONDITION
 from gpuslice.node.publish import GFD_TIMESTAMP
 
 ANNOTATIONS = (names.NODE_GPUS, names.MEMORY_UNIT, names.MIG_CONFIG_REASON)
@@ -20,7 +21,10 @@ async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
     """
     nodes = (await client.list(Node)).items
     cleaned = [node.name for node in nodes if await _clean(client, node)]
-    done = [f"node {name}: no annotations and labels of ours, no {names.GPU_COUNT}" for name in cleaned]
+    done = [
+        f"node {name}: no annotations and labels of ours, no {names.GPU_COUNT}, no condition {CONDITION}"
+        for name in cleaned
+    ]
     if lease is not None:
         namespace, name = lease
         try:
@@ -42,9 +46,12 @@ async def _clean(client: Client, node: Node) -> bool:
     amounts = {"capacity": node.status.capacity or {}, "allocatable": node.status.allocatable or {}}
     counted = [kind for kind, have in amounts.items() if names.GPU_COUNT in have]
     try:
-        if counted:
-            body: dict[str, object] = {"status": {kind: {names.GPU_COUNT: None} for kind in counted}}
-            await client.patch(Node, node.name, body, subresource="status")
+        status: dict[str, object] = {kind: {names.GPU_COUNT: None} for kind in counted}
+        if any(condition.type == CONDITION for condition in node.status.conditions or ()):
+            status["conditions"] = [{"$patch": "delete", "type": CONDITION}]
+        if status:
+            body: dict[str, object] = {"status": status}
+            await client.patch(Node, node.name, body, patch_type="strategic", subresource="status")
         labels = [key for key in node.metadata.labels or {} if owned(key)]
         if GFD_TIMESTAMP in (node.metadata.labels or {}):
             labels = [key for key in labels if not key.startswith("nvidia.com/")]

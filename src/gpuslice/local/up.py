@@ -368,6 +368,7 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
             labels=backend.labels,
             simulated=backend.found,
             mig=MigTools(driver, backend.close, reset_of(driver)),
+            found=backend.found,
             clock=clock,
             random=random.random,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.node.backend import DeviceBackend
@@ -28,9 +29,11 @@ from gpuslice.node.desk import Desk
 from gpuslice.node.deviceids import check_unit
 from gpuslice.node.gauges import render
 from gpuslice.node.handing import PLAIN, Handing
+from gpuslice.node.healthnews import HealthNews
 from gpuslice.node.kubeletapi import PodResourcesClient, RpcError
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.migmanager import MigManager, MigTools
+from gpuslice.node.nodepod import NodePod
 from gpuslice.node.plugin import Plugin, Station
 from gpuslice.node.publish import NodePublisher
 from gpuslice.node.slicefiles import SliceFolders
@@ -55,7 +58,8 @@ class Agent:
     `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
     are to say of its GPUs, None if that is not ours to write; `handing` how containers are given devices;
     `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi;
-    `mig` cuts the GPUs as the node's label says.
+    `mig` cuts the GPUs as the node's label says; `found` is the machine whose health the node's condition
+    tells, None if it is not to be told.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Agent:
         handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
         mig: MigTools | None = None,
+        found: Callable[[], Found] | None = None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -84,6 +89,7 @@ class Agent:
         self._handing = handing
         self._simulated = simulated
         self._mig = mig
+        self._found = found
         self._clock = clock
         self._random = random
         self._stations: tuple[Station, ...] = ()
@@ -147,17 +153,26 @@ class Agent:
             random=self._random,
         )
         mig = self._manager(desk)
+        recorder = self._recorder()
+        news = self._news(desk, recorder)
 
         def set_node(seen: Node) -> None:
             node.set_node(seen)
             if mig is not None:
                 mig.set_node(seen)
+            if news is not None:
+                news.set_node(seen)
+
+        def drop_node(seen: Node) -> None:
+            node.drop_node(seen)
+            if news is not None:
+                news.drop_node(seen)
 
         nodes = Reflector(
             self._client,
             Node,
             on_set=set_node,
-            on_drop=node.drop_node,
+            on_drop=drop_node,
             field_selector=f"metadata.name={self._node}",
             clock=self._clock,
             random=self._random,
@@ -169,8 +184,11 @@ class Agent:
             await self._rebuild(desk, pods)
             group.create_task(desk.publisher.run())
             self._open_stations(desk, group)
-            group.create_task(self._follow_devices(desk, node, group))
-            group.create_task(self._reconcile(desk, pods))
+            group.create_task(self._follow_devices(desk, node, news, group))
+            group.create_task(self._reconcile(desk, pods, news))
+            if news is not None:
+                group.create_task(recorder.run())
+                group.create_task(news.run())
             if mig is not None:
                 group.create_task(mig.run())
 
@@ -193,6 +211,40 @@ class Agent:
             return not any(gpu is not None and gpu.healthy for gpu in gpus)
 
         return MigManager(self._client, self._node, tools, held=held, close=close, clock=self._clock)
+
+    def _recorder(self) -> EventRecorder:
+        return EventRecorder(
+            self._client,
+            "gpuslice-agent",
+            clock=self._clock,
+            new_id=lambda: f"{int(self._random() * 2**32):08x}",
+            random=self._random,
+        )
+
+    def _news(self, desk: Desk, recorder: EventRecorder) -> HealthNews | None:
+        """Who tells of the GPUs' health, if somebody is to."""
+        if self._found is None:
+            return None
+
+        def holders() -> Mapping[str, Sequence[NodePod]]:
+            found: dict[str, list[NodePod]] = {}
+            for holding in desk.ledger.held():
+                pod = desk.pods.get(holding.owner.uid) if holding.owner and holding.certain else None
+                if pod is not None and pod.alive:
+                    for uuid in holding.gpus:
+                        found.setdefault(uuid, []).append(pod)
+            return found
+
+        return HealthNews(
+            self._client,
+            self._node,
+            self._found,
+            recorder,
+            holders=holders,
+            pods=lambda: frozenset(pod.key for pod in desk.pods.values() if pod.alive),
+            clock=self._clock,
+            random=self._random,
+        )
 
     def _open_stations(self, desk: Desk, group: asyncio.TaskGroup) -> None:
         """Serve each resource that the node has. One that it has no more stays, and offers nothing."""
@@ -219,9 +271,13 @@ class Agent:
         if pods.synced.is_set():
             desk.sweep()
 
-    async def _follow_devices(self, desk: Desk, node: NodePublisher, group: asyncio.TaskGroup) -> None:
+    async def _follow_devices(
+        self, desk: Desk, node: NodePublisher, news: HealthNews | None, group: asyncio.TaskGroup
+    ) -> None:
         while True:
             await self._backend.changed()
+            if news is not None:
+                news.check()
             try:
                 gpus = NodeGpus(self._backend.gpus(), self._unit)
                 check_unit(gpus)
@@ -240,7 +296,7 @@ class Agent:
                 station.plugin.changed()
             self._open_stations(desk, group)
 
-    async def _reconcile(self, desk: Desk, pods: Reflector[Pod]) -> None:
+    async def _reconcile(self, desk: Desk, pods: Reflector[Pod], news: HealthNews | None) -> None:
         """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""
         lingering = 0
         while True:
@@ -260,6 +316,8 @@ class Agent:
                 await desk.reconcile()
             if pods.synced.is_set():
                 desk.sweep()
+            if news is not None:
+                news.check()
             lingering = lingering + 1 if desk.ledger.lingers(desk.pods) else 0
 
 

@@ -100,7 +100,10 @@ class NodeKeeper:
             now_ns=self._clock.now_ns(),
         )
         self._reported |= set(capacity)
-        await self._client.patch(LabelledNode, self._node.name, {"status": status}, subresource="status")
+        # Strategic, as kubelet's own: the conditions that others have set stay.
+        await self._client.patch(
+            LabelledNode, self._node.name, {"status": status}, patch_type="strategic", subresource="status"
+        )
 
     async def _renew(self) -> None:
         spec = lease_spec(self._node.name, self._clock.now_ns())

@@ -17,6 +17,7 @@ from gpuslice.cli.doctor.finding import Area, Finding, Level
 from gpuslice.cli.doctor.objects import DaemonSet, Node, Pod
 from gpuslice.cli.doctor.ours import failure
 from gpuslice.kube.wire import Taint, Toleration
+from gpuslice.node.healthnews import CONDITION
 from gpuslice.scheduler.predicates import tolerated
 
 SETTLED: Final = timedelta(seconds=30)
@@ -43,6 +44,7 @@ def check(facts: Facts, now: datetime) -> Iterator[Finding]:
     yield from _empty_pool(facts)
     for node in facts.nodes:
         yield from _on_node(facts, node, now)
+        yield from _sick(node)
 
 
 def untolerated(daemonset: DaemonSet, node: Node) -> Taint | None:
@@ -134,6 +136,20 @@ def _on_node(facts: Facts, node: Node, now: datetime) -> Iterator[Finding]:
             yield _missing(facts, node, facts.agents.workloads[0])
     elif (agents or facts.in_one_process) and facts.lacks(node) and not _young(agents, now):
         yield _unregistered(facts, node)
+
+
+def _sick(node: Node) -> Iterator[Finding]:
+    """What the agent says of the GPUs' health, in its words."""
+    for condition in node.status.conditions or ():
+        if condition.type == CONDITION and condition.status == "True":
+            yield Finding(
+                Area.AGENT,
+                "gpu-unhealthy",
+                Level.WARNING,
+                f"Node/{node.name}",
+                f"node {node.name} has what gets no new pod: {brief(condition.message)}",
+                f"kubectl describe node {node.name}   # once its pods are gone: nvidia-smi --gpu-reset",
+            )
 
 
 def _young(agents: Sequence[Pod], now: datetime) -> bool:
