@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -261,10 +262,11 @@ def test_families(capability: str, family: str) -> None:
 
 
 def test_the_nvlink_fabric_is_told_where_all_gpus_are_in_one() -> None:
-    cliques = {"GPU-0": "2b1c1e5e-8b0d-4d5f-9a37-3b2a4f0e1d2c.1"}
-    assert labels(gpu(0), machine=Machine(cliques=cliques))["nvidia.com/gpu.clique"] == cliques["GPU-0"]
-    both = Machine(cliques=cliques | {"GPU-1": "other.2"})
-    assert "nvidia.com/gpu.clique" not in labels(gpu(0), gpu(1), machine=both)
+    clique = "2b1c1e5e-8b0d-4d5f-9a37-3b2a4f0e1d2c.1"
+    one, two, apart = (replace(gpu(i), clique=c) for i, c in enumerate((clique, clique, "other.2")))
+    assert labels(one, two)["nvidia.com/gpu.clique"] == clique
+    assert "nvidia.com/gpu.clique" not in labels(one, apart)
+    assert "nvidia.com/gpu.clique" not in labels(gpu(0))
 
 
 def test_when_the_layout_changes_its_labels_go_and_others_stay() -> None:
@@ -298,9 +300,9 @@ def test_every_value_is_one_that_kubernetes_takes(
     strategy: MigStrategy, profiles: list[str], replicas: int,
 ) -> None:  # fmt: skip
     sharing = slicing(Replicated("nvidia.com/gpu", replicas)) if replicas > 1 else UNSHARED
-    machine = Machine(product, {}, {"GPU-0": clique}, Vgpu(version, version), 1)
+    machine = Machine(product, {}, Vgpu(version, version), 1)
     found = node_labels(
-        Found(driver, cuda, (gpu(0, *profiles, name=name), gpu(1, name="T4 " * 30))),
+        Found(driver, cuda, (replace(gpu(0, *profiles, name=name), clique=clique), gpu(1, name="T4 " * 30))),
         machine,
         strategy,
         sharing,

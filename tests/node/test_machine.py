@@ -75,7 +75,7 @@ def test_a_machine_is_read_from_the_hosts_files(tmp_path: Path) -> None:
         (device / "class").write_text(f"{kind}\n")
         (device / "config").write_bytes(space(vendor(HOST)) if index else space())
     assert read_machine(gpus, root=tmp_path, timestamp=7) == Machine(
-        "DGX A100", {"GPU-0": COMPUTE, "GPU-1": GRAPHICS}, {}, Vgpu("535.129.03", "r535_00"), 7
+        "DGX A100", {"GPU-0": COMPUTE, "GPU-1": GRAPHICS}, Vgpu("535.129.03", "r535_00"), 7
     )
 
 

@@ -10,6 +10,7 @@
  *   profile I ENUM ID SLICES WINDOW MAX SM COPY DEC ENC JPEG OFA MIB STARTS(a,b,c) ME(0|1)
  *   mig I MODE | instance I PROFILE_ID START   how the GPU was left: read once
  *   relation I J LEVEL | nvlink I LINK J       J = -1: a switch
+ *   fabric I STATE STATUS CLUSTER_UUID CLIQUE  the UUID as 32 hexadecimal digits
  *   lost I | gone I | busy I GI | action I N   true for as long as the line is there
  *   vanishes I N                               lost, once it has answered N more calls
  *   xid SEQ I XID [GI CI] | reset SEQ I        happen once, in the order of SEQ
@@ -63,6 +64,8 @@ typedef struct Gpu {
   Instance instances[INSTANCES];
   unsigned relation[GPUS];
   int nvlink[LINKS];
+  unsigned char fabric_state, cluster[16];
+  unsigned clique, fabric_status;
 } Gpu;
 
 enum { A_GPU = 1, A_MIG = 2 };
@@ -187,6 +190,13 @@ static void obey(char *line, unsigned long *newest) {
   if (sscanf(line, "busy %u %u", &i, &a) == 2 && i < GPUS) {
     for (Instance *one = gpus[i].instances; one < gpus[i].instances + INSTANCES; one++)
       if (one->used && one->id == a) one->busy = 1;
+    return;
+  }
+  if (sscanf(line, "fabric %u %u %u %32s %u", &i, &a, &b, text, &c) == 5 && i < GPUS) {
+    gpus[i].fabric_state = (unsigned char)a;
+    gpus[i].fabric_status = b;
+    gpus[i].clique = c;
+    for (int at = 0; at < 16; at++) sscanf(text + 2 * at, "%2hhx", &gpus[i].cluster[at]);
     return;
   }
   c = d = ANY;
@@ -506,6 +516,20 @@ int nvmlDeviceGetFieldValues(Gpu *gpu, int count, Field *fields) {
   }
   return leave(OK);
 }
+
+#ifndef OLD_DRIVER
+typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } Fabric;
+
+int nvmlDeviceGetGpuFabricInfo(Gpu *gpu, Fabric *fabric) {
+  BEGIN_GPU(gpu);
+  if (!gpu->fabric_state) return leave(UNSUPPORTED);
+  memcpy(fabric->cluster, gpu->cluster, sizeof gpu->cluster);
+  fabric->status = (int)gpu->fabric_status;
+  fabric->clique = gpu->clique;
+  fabric->state = gpu->fabric_state;
+  return leave(OK);
+}
+#endif
 
 /* --- events ---------------------------------------------------------------------------------------------- */
 int nvmlEventSetCreate(EventSet **set) {

@@ -135,6 +135,9 @@ def _gpu_lines(one: PaperGpu) -> Iterator[str]:
         f"{BRANDS[gpu.brand]} {gpu.memory_mib} {gpu.reserved_mib} {resets} {gpu.name}"
     )
     yield f"pci {gpu.index} {gpu.pci_device_id or 0} {gpu.pci_subsystem_id or 0}"
+    if gpu.clique:
+        cluster, _, number = gpu.clique.partition(".")
+        yield f"fabric {gpu.index} 3 0 {cluster.replace('-', '')} {number}"
     if one.mig is None:
         return
     for profile in one.mig.layout.geometry.profiles:

@@ -15,6 +15,9 @@ from gpuslice.node.discovery.simulated import SimulatedDriver
 
 MIXED = "{gpus: [{model: A100-40, mig: [3g.20gb, 2g.10gb, 1g.5gb, 1g.5gb+me]}, {model: A100-40}]}"
 
+CLUSTER = "2b1c1e5e-8b0d-4d5f-9a37-3b2a4f0e1d2c"
+FABRIC = f"{{gpus: [{{model: T4, count: 2}}], clique: {CLUSTER}.32766}}"
+
 
 def comparable(found: Found) -> Found:
     """Without what only the maker of an answer can know."""
@@ -30,7 +33,7 @@ def comparable(found: Found) -> Found:
     return replace(found, gpus=tuple(gpus), complete=False)
 
 
-@pytest.mark.parametrize("name", [*machines(), MIXED])
+@pytest.mark.parametrize("name", [*machines(), MIXED, FABRIC])
 def test_both_drivers_tell_the_same_about_a_machine(name: str, switched_on: Opened) -> None:
     driver, _ = switched_on(name)
     assert comparable(driver.look()) == comparable(SimulatedDriver(machine(name)).look())
@@ -81,6 +84,24 @@ def test_nvlinks_from_gpu_to_gpu_are_counted(switched_on: Opened) -> None:
     hardware.now("nvlink 0 0 1", "nvlink 0 1 1", "nvlink 1 0 0", "nvlink 1 1 0")
     driver.open()
     assert [link.nvlinks for gpu in driver.look().gpus for link in gpu.links] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "cluster", "clique"),
+    [
+        (3, 0, CLUSTER, f"{CLUSTER}.7"),
+        (2, 0, CLUSTER, ""),
+        (3, 999, CLUSTER, ""),
+        (3, 0, "0" * 32, ""),
+    ],
+    ids=["joined", "still joining", "could not join", "inside one machine"],
+)
+def test_a_gpu_is_in_a_clique_once_it_has_joined_a_fabric(
+    state: int, status: int, cluster: str, clique: str, switched_on: Opened
+) -> None:
+    driver, hardware = switched_on("{gpus: [{model: T4}]}")
+    hardware.now(f"fabric 0 {state} {status} {cluster.replace('-', '')} 7")
+    assert driver.look().gpus[0].clique == clique
 
 
 def test_a_gpu_that_vanishes_is_said_and_the_others_go_on(switched_on: Opened) -> None:

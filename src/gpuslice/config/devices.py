@@ -17,18 +17,23 @@ from gpuslice.devices.machine import PaperMachine
 from gpuslice.errors import InputError
 
 KIND: Final = "Devices"
+CLIQUE: Final = r"^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9]{1,10})?$"
 READY_MADE: Final = Path(__file__).parent / "machines"
 """Descriptions that come with gpuslice, by the name of the file."""
 
 
 class DevicesSpec(Section, frozen=True):
-    """`memory_unit`: what one aliyun.com/gpu-mem means on this node; `nvlinks`: how many two GPUs share."""
+    """`memory_unit`: what one aliyun.com/gpu-mem means on this node; `nvlinks`: how many two GPUs share.
+
+    `clique`: of the NVLink fabric that all GPUs are in, "CLUSTER-UUID.NUMBER"; "" if in none.
+    """
 
     gpus: tuple[GpuEntry, ...]
     memory_unit: str = "GiB"
     driver_version: str = DRIVER_VERSION
     cuda_version: str = CUDA_VERSION
     nvlinks: Annotated[int, msgspec.Meta(ge=0, le=18)] = 0
+    clique: Annotated[str, msgspec.Meta(pattern=CLIQUE)] = ""
 
 
 class DevicesFile(Section, frozen=True):
@@ -61,7 +66,10 @@ class DevicesFile(Section, frozen=True):
         return PaperMachine(
             self.spec.driver_version,
             self.spec.cuda_version,
-            tuple(replace(p, gpu=replace(p.gpu, links=self._links(p.gpu, gpus))) for p in papers),
+            tuple(
+                replace(p, gpu=replace(p.gpu, links=self._links(p.gpu, gpus), clique=self.spec.clique))
+                for p in papers
+            ),
         )
 
     def _links(self, gpu: FoundGpu, gpus: list[FoundGpu]) -> tuple[Link, ...]:

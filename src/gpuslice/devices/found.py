@@ -75,7 +75,8 @@ class FoundGpu:
 
     `memory_mib` is all of it, `reserved_mib` the driver's own part. `pci_bus_id` is written as NVML does:
     00000000:07:00.0. `pci_device_id` is device and vendor in one number (0x20B010DE), `pci_subsystem_id` the
-    same of the board's maker. `mig` is None if it cannot be partitioned.
+    same of the board's maker. `mig` is None if it cannot be partitioned. `clique` names the GPUs of all nodes
+    that reach each other by NVLink, as "CLUSTER-UUID.NUMBER"; "" if it is in no such fabric.
     """
 
     index: int
@@ -95,6 +96,7 @@ class FoundGpu:
     reason: str = ""
     pci_device_id: int | None = None
     pci_subsystem_id: int | None = None
+    clique: str = ""
 
     @property
     def is_for_displays(self) -> bool:

@@ -97,13 +97,12 @@ class Vgpu:
 class Machine:
     """What is known beside the driver's answers; all of it may be missing.
 
-    `product` is the DMI name; `pci_classes` (0x0302) and `cliques` ("<clusterUuid>.<cliqueId>" of the NVLink
-    fabric) go by UUID; `timestamp` is in unix seconds and is said only if it is given.
+    `product` is the DMI name; `pci_classes` (0x0302) go by UUID; `timestamp` is in unix seconds and is said
+    only if it is given.
     """
 
     product: str = ""
     pci_classes: Mapping[str, int] = field(default_factory=dict)
-    cliques: Mapping[str, str] = field(default_factory=dict)
     vgpu: Vgpu | None = None
     timestamp: int | None = None
 
@@ -132,7 +131,7 @@ def node_labels(
         values["gfd.timestamp"] = machine.timestamp
     values["gpu.machine"] = label_value(machine.product) or "unknown"
     values["gpu.mode"] = _mode(gpus, machine)
-    if clique := _clique(machine, warnings):
+    if clique := _clique(gpus, warnings):
         values["gpu.clique"] = clique
     values["mig.capable"] = any(gpu.mig is not None for gpu in gpus)
     if strategy is not MigStrategy.NONE:
@@ -222,8 +221,8 @@ def _mode(gpus: Sequence[FoundGpu], machine: Machine) -> str:
     return "graphics" if classes == {GRAPHICS} else "unknown"
 
 
-def _clique(machine: Machine, warnings: list[str]) -> str:
-    cliques = {clique for clique in machine.cliques.values() if clique}
+def _clique(gpus: Sequence[FoundGpu], warnings: list[str]) -> str:
+    cliques = {gpu.clique for gpu in gpus if gpu.clique}
     if len(cliques) > 1:
         warnings.append("the GPUs are in different NVLink cliques: gpu.clique is not set")
         return ""

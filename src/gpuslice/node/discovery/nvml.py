@@ -215,6 +215,7 @@ class NvmlDriver:
             reason=f"the driver asks for {_WISHES.get(wish, f'recovery action {wish}')}" if wish else "",
             pci_device_id=(int(pci.pciDeviceId) or None) if pci else None,
             pci_subsystem_id=(int(pci.pciSubSystemId) or None) if pci else None,
+            clique=_known(lambda: nvmlcalls.clique(device), ""),
         )
 
     def _mig_devices(self, device: Any, total_mib: int) -> tuple[MigDevice, ...]:

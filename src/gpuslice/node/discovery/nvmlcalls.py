@@ -7,6 +7,7 @@ Sentences: docs/discovery.md. Names and numbers: NVIDIA's NVML API reference.
 from __future__ import annotations
 
 import ctypes
+import uuid
 from typing import Any, Final
 
 import pynvml
@@ -25,6 +26,7 @@ PROFILE_V1: Final = 1
 """The first version of a call about profiles, which every driver with MIG has."""
 OWN_ENGINES: Final = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 SWITCH: Final = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+_FABRIC_COMPLETE: Final = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
 MAX_LINKS: Final = pynvml.NVML_NVLINK_MAX_LINKS
 PROFILES: Final = range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
 COMPUTE_PROFILES: Final = range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
@@ -107,6 +109,18 @@ def recovery_action(device: Any) -> int | None:
             return None
         raise
     return int(answer.value.uiVal) if answer.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+
+def clique(device: Any) -> str:
+    """The GPU's clique of an NVLink fabric, as GPU feature discovery writes it; "" if it has joined none.
+
+    Inside one machine the fabric has no UUID: all zeros (HGX). Raises DriverError.
+    """
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    call("nvmlDeviceGetGpuFabricInfo", device, ctypes.byref(info))
+    cluster = bytes(info.clusterUuid)
+    joined = info.state == _FABRIC_COMPLETE and info.status == pynvml.NVML_SUCCESS and any(cluster)
+    return f"{uuid.UUID(bytes=cluster)}.{info.cliqueId}" if joined else ""
 
 
 def placements(device: Any, profile_id: int) -> tuple[tuple[int, int], ...]:
