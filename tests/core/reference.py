@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
-from gpuslice.placement.node import GpuRoom
+from gpuslice.devices.inventory import Apart
+from gpuslice.placement.room import GpuRoom
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import PodRequest, Role
 from gpuslice.units import MemoryUnit
@@ -50,6 +51,12 @@ def allowed(allocation: Allocation, request: PodRequest, unit: MemoryUnit, rooms
         return False
     if any(by_uuid[u].holders or by_uuid[u].free_mib < by_uuid[u].total_mib for u in wholes):
         return False
+    for container in request.containers:
+        mine = [by_uuid[grant.gpu] for grant in allocation.of(container.name) if grant.whole]
+        if len(mine) > 1 and any(room.apart is Apart.ALONE for room in mine):
+            return False
+        if any(a.apart is Apart.DEVICE and a.device == b.device for a, b in combinations(mine, 2)):
+            return False
     # kubelet re-uses an ordinary init container's ids, so all shares must then be on one GPU.
     if any(c.role is Role.INIT and c.units for c in request.containers) and len(shared) > 1:
         return False

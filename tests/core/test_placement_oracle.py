@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import allowed, possible
 
-from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
 from gpuslice.names import MIG_PREFIX, WHOLE_GPU
 from gpuslice.placement.fleet import CODES, Fleet
-from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.preempt import Holder, choose_victims
+from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
@@ -25,16 +26,19 @@ UNITS = st.sampled_from([MemoryUnit(1024), MemoryUnit(256), MemoryUnit(1)])
 @st.composite
 def rooms(draw: st.DrawFn) -> list[GpuRoom]:
     found = []
-    for index in range(draw(st.integers(1, 4))):
+    apart = draw(st.sampled_from([Apart.NO, Apart.DEVICE, Apart.DEVICE, Apart.ALONE]))
+    packed = draw(st.booleans())
+    for index in range(draw(st.integers(1, 5))):
         total = draw(st.sampled_from([0, 4, 8, 15])) * 1024 + draw(st.sampled_from([0, 773]))
         holders = draw(st.integers(0, 2))
         used = draw(st.integers(0, 18)) * 1024 if holders else 0
         resource = draw(st.sampled_from([WHOLE_GPU, WHOLE_GPU, WHOLE_GPU, MIG]))
         parent = draw(st.sampled_from(["GPU-a", "GPU-b"])) if resource == MIG else ""
+        replica_of = draw(st.sampled_from(["", "", "GPU-a", "GPU-b"]))
         found.append(
             GpuRoom(
                 index,
-                f"GPU-{index}",
+                f"{replica_of}::{index}" if replica_of else f"GPU-{index}",
                 total - used,
                 total,
                 holders,
@@ -43,6 +47,8 @@ def rooms(draw: st.DrawFn) -> list[GpuRoom]:
                 parent,
                 # MIG devices need not be kept from sharing; a GPU that NVIDIA's replicas have can be.
                 draw(st.sampled_from([not parent, not parent, not parent, bool(parent)])),
+                apart if replica_of else Apart.NO,
+                packed,
             )
         )
     return found
@@ -57,7 +63,7 @@ def pod_requests(draw: st.DrawFn, unit: MemoryUnit) -> PodRequest:
         role = draw(st.sampled_from(roles))
         if draw(st.integers(0, 3)) == 0:
             resource = draw(st.sampled_from([WHOLE_GPU, MIG]))
-            count = draw(st.integers(1, 2))
+            count = draw(st.integers(1, 3))
             containers.append(ContainerRequest(f"c{number}", role, whole=count, resource=resource))
         else:
             units = draw(st.integers(1, 9)) * (1024 // unit.mib)
@@ -95,7 +101,7 @@ def test_arrays_and_exact_search_give_the_same_verdict(data: st.DataObject, unit
         gpus = tuple(
             Gpu(
                 r.index,
-                f"{name}-{r.index}",
+                f"{name}-{r.uuid}",
                 "m",
                 r.total_mib,
                 r.healthy,
@@ -103,6 +109,7 @@ def test_arrays_and_exact_search_give_the_same_verdict(data: st.DataObject, unit
                 r.resource,
                 r.parent,
                 r.shareable,
+                r.apart,
             )
             for r in node
         )
@@ -112,7 +119,7 @@ def test_arrays_and_exact_search_give_the_same_verdict(data: st.DataObject, unit
         fleet.set_node(name, NodeGpus(gpus, unit), **limits)
         for room in node:
             if room.holders:
-                share = Charge(f"{name}-{room.index}", room.total_mib - room.free_mib, whole=False)
+                share = Charge(f"{name}-{room.uuid}", room.total_mib - room.free_mib, whole=False)
                 fleet.charge(name, [share], PodRequest())
     names = [*fleet.names(), "ghost"]
     codes = fleet.codes(request)[fleet.rows(names)]

@@ -1,4 +1,4 @@
-"""Which GPUs and replicas a container is best given: NVIDIA's scores and policies, and an exhaustive oracle."""
+"""Which GPUs a container is best given: NVIDIA's scores, and an exhaustive oracle."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.devices.found import FoundGpu, Link, Nearness
-from gpuslice.devices.preferred import nearest, pair_score, preferred_replicas
-from gpuslice.devices.sharing import AllocationPolicy
+from gpuslice.devices.preferred import nearest, pair_score
 from gpuslice.errors import InputError
 
 
@@ -133,46 +132,3 @@ def test_the_required_are_among_as_many_as_asked_for(count: int, size: int, requ
     chosen = nearest(machine(count, {}), uuids(*range(count)), uuids(*required), size)
     assert len(set(chosen)) == size
     assert set(uuids(*required)) <= set(chosen)
-
-
-# --- replicas -----------------------------------------------------------------------------------------
-ALL = [f"GPU-{gpu}::{number}" for gpu in range(3) for number in range(4)]
-LEFT = ["GPU-0::2", "GPU-0::3", "GPU-1::1", "GPU-1::2", "GPU-1::3", "GPU-2::3"]
-"""Two of GPU 0, one of GPU 1 and three of GPU 2 are given out."""
-
-
-@pytest.mark.parametrize(
-    ("policy", "size", "chosen"),
-    [
-        ("distributed", 1, ["GPU-1::1"]),
-        ("distributed", 2, ["GPU-1::1", "GPU-0::2"]),
-        ("packed", 1, ["GPU-2::3"]),
-        ("packed", 3, ["GPU-2::3", "GPU-0::2", "GPU-1::1"]),
-    ],
-)
-def test_replicas_are_of_different_gpus_by_policy(policy: str, size: int, chosen: list[str]) -> None:
-    assert list(preferred_replicas(ALL, LEFT, (), size, AllocationPolicy(policy))) == chosen
-
-
-def test_two_replicas_of_one_gpu_only_if_that_is_allowed() -> None:
-    """NVIDIA's device plugin, issues 404 and 491."""
-    with pytest.raises(InputError, match=r"not enough .*: 4 replicas of different devices are needed"):
-        preferred_replicas(ALL, ALL, (), 4)
-    chosen = preferred_replicas(ALL, ALL, (), 4, allow_same_gpu=True)
-    assert list(chosen) == ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1"]
-    level = preferred_replicas(ALL, LEFT, (), 2, allow_same_gpu=True)
-    assert list(level) == ["GPU-1::1", "GPU-0::2"], (
-        "then two of each are given out, and GPU 0 gave none to this one"
-    )
-    packed = preferred_replicas(ALL, LEFT, (), 3, AllocationPolicy.PACKED, allow_same_gpu=True)
-    assert list(packed) == ["GPU-2::3", "GPU-0::2", "GPU-0::3"]
-
-
-def test_required_replicas_come_first_and_count() -> None:
-    assert list(preferred_replicas(ALL, ALL, ["GPU-0::3"], 2)) == ["GPU-0::3", "GPU-1::0"]
-
-
-def test_ids_that_are_not_announced_are_passed_over() -> None:
-    assert preferred_replicas(ALL, ["GPU-9::0", "GPU-1::0"], (), 1) == ("GPU-1::0",)
-    with pytest.raises(InputError, match="not enough available devices"):
-        preferred_replicas(ALL, ["GPU-9::0"], (), 1, allow_same_gpu=True)

@@ -19,6 +19,7 @@ import msgspec
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_allocation
+from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.client import Client, Response, Transport
@@ -47,6 +48,12 @@ class SimulatedBackend:
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self._gpus
+
+    def plain(self) -> tuple[Gpu, ...]:
+        return self._gpus
+
+    def found(self) -> Found:
+        return Found("", "", ())
 
     async def changed(self) -> None:
         await self._changed.wait()

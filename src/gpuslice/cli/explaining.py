@@ -10,8 +10,9 @@ from gpuslice.cluster.records import PodRecord
 from gpuslice.cluster.state import Cluster, has_ended
 from gpuslice.devices.inventory import Gpu
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
+from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpuslice import names
-from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import PodRequest
@@ -34,6 +34,8 @@ class _GpuRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     resource: str = names.WHOLE_GPU
     parent: str = ""
     shareable: bool = True
+    apart: Apart = Apart.NO
+    packed: bool = False
 
 
 _gpus = msgspec.json.Decoder(list[_GpuRecord])
@@ -53,6 +55,8 @@ def encode_gpus(gpus: NodeGpus) -> dict[str, str]:
             gpu.resource,
             gpu.parent,
             gpu.shareable,
+            gpu.apart,
+            gpu.packed,
         )
         for gpu in gpus.gpus
     ]
@@ -76,7 +80,19 @@ def decode_gpus(annotations: Mapping[str, str]) -> NodeGpus | None:
         ) from error
     unit = MemoryUnit.parse(annotations.get(names.MEMORY_UNIT, "GiB"))
     gpus = (
-        Gpu(r.index, r.uuid, r.model, r.mib, r.healthy, r.reason, r.resource, r.parent, r.shareable)
+        Gpu(
+            r.index,
+            r.uuid,
+            r.model,
+            r.mib,
+            r.healthy,
+            r.reason,
+            r.resource,
+            r.parent,
+            r.shareable,
+            r.apart,
+            r.packed,
+        )
         for r in records
     )
     return NodeGpus(tuple(gpus), unit)

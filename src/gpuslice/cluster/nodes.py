@@ -61,7 +61,7 @@ def _without_agent(node: Node, default_unit: MemoryUnit) -> NodeGpus:
     size = unit.to_mib(units // count) if count else 0
     gpus = [Gpu(i, f"{node.name}/gpu{i}", "", min(size, 2**31 - 1)) for i in range(count)]
     for resource in sorted(capacity or {}):
-        if resource.startswith(names.MIG_PREFIX):
+        if resource.startswith(names.MIG_PREFIX) or resource == names.SHARED_GPU:
             # NVIDIA's device plugin: how many there are is all that it says.
             for i in range(min(_count(capacity, resource), MAX_GPUS - len(gpus))):
                 uuid = f"{node.name}/{resource}/{i}"

@@ -22,9 +22,10 @@ from gpuslice.devices.inventory import Mode, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.fleet import CODES, Fleet
-from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.preempt import Holder, choose_victims, fits_without
+from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest, peak, read_request

@@ -6,6 +6,8 @@ change at a reboot.
 
 A MIG device is a GPU here, too: it has a UUID and memory of its own, and a container holds it or does not.
 So one engine places both. What it is a part of is its `parent`, which itself is then not in the list.
+
+So is a replica of either: one of several ids by which a device is announced (`devices.sharing`).
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuslice import names
+from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError
 from gpuslice.units import GIB, MemoryUnit
 
-MAX_GPUS = 128
-"""GPUs per node that the engine has room for: the largest machines today have 16, of 7 MIG devices each."""
+MAX_GPUS = 512
+"""GPUs per node that the engine has room for: 8 of 7 MIG devices with 8 replicas each are 448. Room is taken
+for as many as the largest node of a cluster has."""
 
 
 class Mode(StrEnum):
@@ -31,12 +35,25 @@ class Mode(StrEnum):
     WHOLE = "whole"
 
 
+class Apart(StrEnum):
+    """What else a container may hold that holds one replica of a device."""
+
+    NO = ""
+    """Whatever there is."""
+    DEVICE = "device"
+    """No other replica of the same device."""
+    ALONE = "alone"
+    """Nothing else of the resource."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU or MIG device. `memory_mib` is what containers can hold; `reason` says why it is unhealthy.
+    """One GPU, MIG device, or replica. `memory_mib` is what containers can hold, of a replica its even part.
 
-    `resource` is the extended resource that counts it as a whole. `parent`: the UUID of the GPU that it is a
-    part of, "" if it is none. `shareable`: shares of its memory can be given out.
+    `reason` says why it is unhealthy. `resource` is the extended resource that counts it as a whole.
+    `parent`: the UUID of the GPU that it is a part of, "" if it is none. `shareable`: shares of its memory
+    can be given out. `apart` and `packed` are about replicas: `packed` ones are preferred on devices of which
+    the most are given out already, others where the fewest are.
     """
 
     index: int
@@ -48,6 +65,13 @@ class Gpu:
     resource: str = names.WHOLE_GPU
     parent: str = ""
     shareable: bool = True
+    apart: Apart = Apart.NO
+    packed: bool = False
+
+    @property
+    def device(self) -> str:
+        """The UUID of what a container sees: of a replica the device that it is one of."""
+        return device_of(self.uuid)
 
     @property
     def physical(self) -> str:

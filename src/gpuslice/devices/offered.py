@@ -1,54 +1,79 @@
 """What the engine places on a node: its GPUs and, in the place of those that are cut, MIG devices. Pure.
 
-Which of them there are and by which resource they are counted says `devices.announced`.
+Replicas are in the place of what they are replicas of. Which there are and by which resource they are counted
+says `devices.announced`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
-from gpuslice.devices.announced import GpuDevice, announce
+from gpuslice.devices.announced import Announced, GpuDevice, announce
 from gpuslice.devices.found import Found
-from gpuslice.devices.inventory import Gpu
-from gpuslice.devices.sharing import MigStrategy
+from gpuslice.devices.inventory import Apart, Gpu
+from gpuslice.devices.sharing import UNSHARED, AllocationPolicy, MigStrategy, Sharing
 
 
-def offered(found: Found, strategy: MigStrategy) -> tuple[Gpu, ...]:
-    """The devices by index; MIG devices are numbered after the GPUs. Only uncut GPUs are shared by memory.
+def offered(
+    found: Found,
+    strategy: MigStrategy,
+    sharing: Sharing = UNSHARED,
+    policy: AllocationPolicy = AllocationPolicy.DISTRIBUTED,
+) -> tuple[Gpu, ...]:
+    """The devices by index; MIG devices and replicas are numbered after the GPUs.
 
-    Raises InputError, in NVIDIA's words, if the strategy `single` cannot be met.
+    Only the memory of GPUs that are neither cut nor replicated is shared. Raises InputError, in NVIDIA's
+    words, if the strategy `single` cannot be met, or if sharing selects devices that are not there.
     """
-    announced = announce(found, strategy)
-    devices = [(resource, one.device) for resource, ids in announced.resources.items() for one in ids]
-    gpus = [replace(d.gpu.shared, resource=r, shareable=not _cut(d)) for r, d in devices if d.mig is None]
+    announced = announce(found, strategy, sharing)
+    devices = [(resource, one) for resource, ids in announced.resources.items() for one in ids]
+    gpus = [
+        replace(one.device.gpu.shared, resource=resource, shareable=not _cut(one.device))
+        for resource, one in devices
+        if one.id == one.device.gpu.uuid
+    ]
     first = 1 + max((gpu.index for gpu in found.gpus), default=-1)
-    if not gpus:
+    if all(one.device.mig for _, one in devices):
         first = 0
-    parts = sorted(((r, d) for r, d in devices if d.mig), key=lambda part: _place(part[1]))
-    gpus += [_part(number, resource, device) for number, (resource, device) in enumerate(parts, first)]
-    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+    times = Counter(one.device.uuid for _, one in devices)
+    parts = sorted(((r, one) for r, one in devices if one.id != one.device.gpu.uuid), key=_place)
+    for number, (resource, one) in enumerate(parts, first):
+        gpus.append(_part(number, resource, one, times[one.device.uuid]))
+    apart, packed = together(sharing), policy is AllocationPolicy.PACKED
+    return tuple(
+        replace(gpu, apart=apart, packed=packed) if gpu.uuid != gpu.device else gpu
+        for gpu in sorted(gpus, key=lambda gpu: gpu.index)
+    )
 
 
-def _place(device: GpuDevice) -> tuple[int, int]:
-    """The GPU's index and the number of the MIG device on it: "3:1" is (3, 1)."""
-    gpu, _, part = device.index.partition(":")
-    return int(gpu), int(part or 0)
+def together(sharing: Sharing) -> Apart:
+    """What else a container may hold that holds one replica."""
+    if sharing.fail_requests_greater_than_one:
+        return Apart.ALONE
+    return Apart.NO if sharing.allow_same_gpu else Apart.DEVICE
+
+
+def _place(part: tuple[str, Announced]) -> tuple[int, ...]:
+    """The GPU's index, the number of the MIG device on it, and of the replica: "3:1" is (3, 1)."""
+    _, one = part
+    gpu, _, number = one.device.index.partition(":")
+    return int(gpu), int(number or 0), int(one.id.removeprefix(one.device.uuid).lstrip(":") or 0)
 
 
 def _cut(device: GpuDevice) -> bool:
     return device.gpu.mig is not None and device.gpu.mig.current
 
 
-def _part(index: int, resource: str, device: GpuDevice) -> Gpu:
-    mig, gpu = device.mig, device.gpu
-    assert mig is not None
+def _part(index: int, resource: str, one: Announced, times: int) -> Gpu:
+    mig, gpu = one.device.mig, one.device.gpu
     return Gpu(
         index,
-        mig.uuid,
-        f"{gpu.name} MIG {mig.profile}",
-        mig.memory_mib or 0,
-        device.healthy,
-        device.reason,
+        one.id,
+        f"{gpu.name} MIG {mig.profile}" if mig else gpu.name,
+        ((mig.memory_mib or 0) if mig else gpu.usable_mib) // times,
+        one.device.healthy,
+        one.device.reason,
         resource,
         parent=gpu.uuid,
         shareable=False,

@@ -1,20 +1,17 @@
-"""Which ids a container should get: GPUs that are near to each other, replicas of different GPUs. Pure.
+"""Which GPUs a container should get: those that are near to each other. Pure.
 
-NVIDIA's rules (go-gpuallocator's best effort; the device plugin's replica policies), but for two defects: an
-id of a GPU that has gone is passed over and does not spoil the choice (device plugin, issues 231, 1223), and
-two replicas of one GPU are given to one container only where that is asked for (issues 404, 491).
+NVIDIA's rules (go-gpuallocator's best effort), but for a defect: a GPU that has gone is passed over and does
+not spoil the choice (device plugin, issues 231, 1223). Which replicas says the engine (`placement.whole`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb
 from typing import Final
 
 from gpuslice.devices.found import FoundGpu, Nearness
-from gpuslice.devices.sharing import AllocationPolicy, device_of
 from gpuslice.errors import InputError
 
 PER_NVLINK: Final = 100
@@ -105,47 +102,3 @@ def _divide(members: tuple[int, ...], size: int, missing: int) -> Iterator[list[
             left = tuple(one for one in rest if one not in others)
             for remaining in _divide(left, size, missing - (size - length)):
                 yield [(first, *others), *remaining]
-
-
-def preferred_replicas(
-    announced: Collection[str],
-    available: Sequence[str],
-    required: Sequence[str],
-    size: int,
-    policy: AllocationPolicy = AllocationPolicy.DISTRIBUTED,
-    *,
-    allow_same_gpu: bool = False,
-) -> tuple[str, ...]:
-    """Ids of replicas: the required ones, then one by one the best of the rest.
-
-    `distributed` takes from the device of which the fewest replicas are given out, `packed` from that of
-    which the most are; of equal ones from that which gave least to this container. `announced` are all ids;
-    ids that are not among them are passed over. Raises InputError if there are not enough.
-    """
-    known = [one for one in available if one in announced and one not in required]
-    totals = Counter(device_of(one) for one in announced)
-    free = Counter(device_of(one) for one in known)
-    chosen = list(required)
-    picked = Counter(device_of(one) for one in required)
-    while len(chosen) < size:
-        candidates = [one for one in known if one not in chosen]
-        if not allow_same_gpu:
-            candidates = [one for one in candidates if not picked[device_of(one)]]
-        if not candidates:
-            raise InputError(
-                NOT_ENOUGH
-                if allow_same_gpu
-                else f"{NOT_ENOUGH}: {size} replicas of different devices are needed"
-            )
-
-        def rank(one: str) -> tuple[int, int]:
-            device = device_of(one)
-            out = totals[device] - free[device]
-            return (out if policy is AllocationPolicy.DISTRIBUTED else -out), picked[device]
-
-        best = min(candidates, key=rank)
-        chosen.append(best)
-        picked[device_of(best)] += 1
-        if policy is AllocationPolicy.DISTRIBUTED:
-            free[device_of(best)] -= 1
-    return tuple(chosen)

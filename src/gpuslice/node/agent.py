@@ -18,6 +18,7 @@ from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
@@ -123,6 +124,8 @@ class Agent:
 
     async def _serve(self, gpus: NodeGpus, kubelet: PodResourcesClient) -> None:
         ledger = self._ledger = Ledger(gpus)
+        ledger.set_gpus(gpus, self._backend.plain())
+        ledger.machine = self._backend.found().gpus
         node = NodePublisher(
             self._client,
             self._node,
@@ -185,6 +188,7 @@ class Agent:
             group.create_task(desk.publisher.run())
             self._open_stations(desk, group)
             group.create_task(self._follow_devices(desk, node, news, group))
+            group.create_task(self._follow_modes(desk, node))
             group.create_task(self._reconcile(desk, pods, news))
             if news is not None:
                 group.create_task(recorder.run())
@@ -202,13 +206,12 @@ class Agent:
             found: dict[str, str] = {}
             for holding in ledger.held():
                 pod = desk.pods.get(holding.owner.uid) if holding.owner else None
-                found |= dict.fromkeys(holding.gpus, pod.key if pod else "")
+                found |= dict.fromkeys(map(device_of, holding.gpus), pod.key if pod else "")
             return found
 
         def close(uuids: Collection[str]) -> bool:
             tools.close(uuids)
-            gpus = (ledger.gpus.find(uuid) for uuid in uuids)
-            return not any(gpu is not None and gpu.healthy for gpu in gpus)
+            return not any(gpu.healthy and gpu.device in uuids for gpu in ledger.gpus.gpus)
 
         return MigManager(self._client, self._node, tools, held=held, close=close, clock=self._clock)
 
@@ -231,7 +234,7 @@ class Agent:
             for holding in desk.ledger.held():
                 pod = desk.pods.get(holding.owner.uid) if holding.owner and holding.certain else None
                 if pod is not None and pod.alive:
-                    for uuid in holding.gpus:
+                    for uuid in dict.fromkeys(map(device_of, holding.gpus)):
                         found.setdefault(uuid, []).append(pod)
             return found
 
@@ -281,7 +284,8 @@ class Agent:
             try:
                 gpus = NodeGpus(self._backend.gpus(), self._unit)
                 check_unit(gpus)
-                desk.set_gpus(gpus)
+                desk.set_gpus(gpus, self._backend.plain())
+                desk.ledger.machine = self._backend.found().gpus
             except InputError as error:
                 _log.warning(
                     "the GPUs have changed to what cannot be; they stay as they were", error=str(error)
@@ -291,10 +295,21 @@ class Agent:
                 self._handing.publish()
             except InputError as error:
                 _log.warning("the devices' CDI specification stays as it was", error=str(error))
-            node.check()
-            for station in self._stations:
-                station.plugin.changed()
+            self._tell_devices(node)
             self._open_stations(desk, group)
+
+    async def _follow_modes(self, desk: Desk, node: NodePublisher) -> None:
+        """GPUs change their mode when they are free, which nobody but the ledger knows."""
+        while True:
+            await desk.settled.wait()
+            desk.settled.clear()
+            self._tell_devices(node)
+
+    def _tell_devices(self, node: NodePublisher) -> None:
+        """The list of devices is not what it was."""
+        node.check()
+        for station in self._stations:
+            station.plugin.changed()
 
     async def _reconcile(self, desk: Desk, pods: Reflector[Pod], news: HealthNews | None) -> None:
         """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""

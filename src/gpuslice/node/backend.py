@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import Gpu
 
 
@@ -12,6 +13,12 @@ class DeviceBackend(Protocol):
 
     def gpus(self) -> tuple[Gpu, ...]:
         """What is known at the moment. Sick GPUs are included: `healthy` is false and `reason` says why."""
+
+    def plain(self) -> tuple[Gpu, ...]:
+        """The same devices as they would be if none were shared, by memory or by replicas."""
+
+    def found(self) -> Found:
+        """The machine, with what is known of its GPUs' neighbourhood."""
 
     async def changed(self) -> None:
         """Wait until `gpus()` may answer otherwise than when `changed` last returned."""

@@ -53,12 +53,21 @@ class Book:
     ) -> Held:
         """A new grant, of the kubelet's latest call. `now` in monotonic seconds."""
         self._serial += 1
-        gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, ids).items()}
+        gpus = self._located(resource, ids)
         written = Held(self._serial, resource, ids, gpus, owner, certain, self.calls, now)
         self._put(written)
         if owner is not None:
             self._touched.add(owner.uid)
         return written
+
+    def locate(self) -> None:
+        """Say on which GPUs those ids are of which that was not known, the GPUs being others now."""
+        for holding in self.held():
+            if not holding.gpus and (gpus := self._located(holding.resource, holding.ids)):
+                self._put(replace(holding, gpus=gpus))
+
+    def _located(self, resource: str, ids: frozenset[str]) -> dict[str, int]:
+        return {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, ids).items()}
 
     def release(self, holding: Held) -> None:
         """Nobody has these ids any more."""

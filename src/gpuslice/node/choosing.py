@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpuslice import names
-from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.found import FoundGpu
+from gpuslice.devices.inventory import Apart, NodeGpus
+from gpuslice.devices.preferred import nearest
+from gpuslice.devices.sharing import device_of
 from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.holdings import Held, Owner, Refusal, Wish, amount
 from gpuslice.node.nodepod import NodePod
-from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.node import place
+from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Verdict
+from gpuslice.placement.whole import pick
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 
 Free = Mapping[str, Sequence[str]]
@@ -35,7 +40,14 @@ def free_ids(ids: DeviceIds, resource: str, offered: Collection[str], held: Iter
 
 
 def beside(
-    ids: DeviceIds, resource: str, free: Free, kept: Sequence[str], size: int
+    ids: DeviceIds,
+    resource: str,
+    free: Free,
+    kept: Sequence[str],
+    size: int,
+    pods: Mapping[str, NodePod],
+    held: Sequence[Held],
+    machine: Sequence[FoundGpu] = (),
 ) -> tuple[str, ...] | Refusal:
     """Ids for a container that must include those its pod's init containers leave to it (`kept`)."""
     where = ids.per_gpu(resource, kept)
@@ -46,7 +58,7 @@ def beside(
         )
     missing = size - len(kept)
     if resource != names.GPU_MEM:
-        spare = [device_id for mine in free.values() for device_id in mine if device_id not in kept]
+        spare = _more(ids.gpus, resource, free, kept, missing, pods, held, machine)
     elif len(where) == 1:
         spare = [device_id for device_id in free.get(next(iter(where)), ()) if device_id not in kept]
     else:
@@ -69,8 +81,12 @@ def choose(
     wishes: Sequence[Wish],
     pods: Mapping[str, NodePod],
     held: Sequence[Held],
+    machine: Sequence[FoundGpu] = (),
 ) -> tuple[tuple[str, ...], Owner | None] | Refusal:
-    """Exactly `size` ids and the container that they are probably for, or why there are none."""
+    """Exactly `size` ids and the container that they are probably for, or why there are none.
+
+    Where nobody planned it, whole GPUs are near to each other: `machine` says which are.
+    """
     if resource == names.GPU_MEM and (safe := _safe_for_all(ids.gpus, free, size, wishes, pods, held)):
         return safe
     for wish in wishes:
@@ -89,9 +105,49 @@ def choose(
         if isinstance(placed, Verdict):
             continue
         gpus = tuple(grant.gpu for grant in placed.of(request.containers[0].name))
+        gpus = _near(machine, rooms, resource, gpus)
         if (taken := _take(free, gpus, size)) is not None:
             return taken, asking.owner if asking else None
     return _why_not(ids.gpus, resource, free, size, wishes)
+
+
+def _near(
+    machine: Sequence[FoundGpu],
+    rooms: Sequence[GpuRoom],
+    resource: str,
+    gpus: tuple[str, ...],
+    kept: Collection[str] = (),
+) -> tuple[str, ...]:
+    """As many whole GPUs, the nearest to each other that are free; `kept` are there already."""
+    uuids = {gpu.uuid for gpu in machine if gpu.links}
+    wanted = {*gpus, *kept}
+    if resource == names.GPU_MEM or len(wanted) < 2 or not wanted <= uuids:
+        return gpus
+    free = [room.uuid for room in rooms if room.resource == resource and room.untouched]
+    found = nearest(machine, free, kept, len(wanted))
+    return tuple(uuid for uuid in found if uuid not in kept)
+
+
+def _more(
+    gpus: NodeGpus,
+    resource: str,
+    free: Free,
+    kept: Sequence[str],
+    missing: int,
+    pods: Mapping[str, NodePod],
+    held: Sequence[Held],
+    machine: Sequence[FoundGpu],
+) -> list[str]:
+    """Ids for a container beside those that it has, not promised to other pods if that can be."""
+    asking = ContainerRequest("", Role.APP, whole=missing, resource=resource)
+    pod = next((h.owner.uid for h in held if h.owner and h.ids & frozenset(kept)), "")
+    for considered in (pods, {}):
+        rooms = _rooms(gpus, resource, free, considered, held, pod)
+        untouched = [room for room in rooms if room.resource == resource and room.untouched]
+        if len(untouched) >= missing and (chosen := pick([asking], untouched, rooms, beside=kept)):
+            found = tuple(room.uuid for room in chosen[0])
+            return list(_near(machine, rooms, resource, found, kept))
+    return []
 
 
 def _safe_for_all(
@@ -223,6 +279,8 @@ def _rooms(
                 gpu.resource,
                 gpu.parent,
                 gpu.shareable,
+                gpu.apart,
+                gpu.packed,
             )
         )
     return rooms
@@ -232,6 +290,14 @@ def _why_not(gpus: NodeGpus, resource: str, free: Free, size: int, wishes: Seque
     across = wishes[0].container.across if wishes else 1
     if resource != names.GPU_MEM:
         of_kind = sum(gpu.resource == resource for gpu in gpus.gpus)
+        apart = {g.apart for g in gpus.gpus if g.uuid in free} - {Apart.NO}
+        if apart and size > 1 and len(free) >= size:
+            return Refusal(
+                f"the container asks for {size} {resource}, which here may be only one for each container"
+                if Apart.ALONE in apart
+                else f"the container asks for {size} {resource}, which are to be of as many different GPUs; "
+                f"{len({device_of(uuid) for uuid in free})} have one that is free and not promised to others"
+            )
         return Refusal(
             f"the container asks for {_say(gpus, resource, size)}, but {len(free)} of this node's "
             f"{of_kind} are healthy, free of shares and not promised to other pods"
@@ -250,7 +316,7 @@ def _why_not(gpus: NodeGpus, resource: str, free: Free, size: int, wishes: Seque
 
 
 def _say(gpus: NodeGpus, resource: str, count: int) -> str:
-    if resource == names.WHOLE_GPU:
+    if resource == names.WHOLE_GPU and not any(gpu.uuid != gpu.device for gpu in gpus.gpus):
         return f"{count} whole GPU{'s' if count != 1 else ''}"
     if resource != names.GPU_MEM:
         return f"{count} {resource}"

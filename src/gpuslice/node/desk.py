@@ -20,7 +20,8 @@ from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.state import has_ended
 from gpuslice.devices.found import Found
-from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.devices.sharing import device_of
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Pod
@@ -76,6 +77,8 @@ class Desk:
         )
         self.ended = asyncio.Event()
         """Set when a pod has ended or gone: its ids can probably be released."""
+        self.settled = asyncio.Event()
+        """Set when GPUs have changed their mode because they became free, or were found in use."""
         self.last_call = clock.monotonic()
         self._raw: dict[str, Pod] = {}
         self._client = client
@@ -111,9 +114,14 @@ class Desk:
         if self.pods.pop(pod.uid, None) is not None:
             self.ended.set()
 
-    def set_gpus(self, gpus: NodeGpus) -> None:
-        """The node's GPUs have changed."""
-        self.ledger.set_gpus(gpus)
+    def set_gpus(self, gpus: NodeGpus, plain: Sequence[Gpu] | None = None) -> None:
+        """The node's GPUs have changed, or how they are announced; `plain` as `Ledger.set_gpus` has it."""
+        self.ledger.set_gpus(gpus, plain)
+        self._read_pods()
+
+    def _read_pods(self) -> None:
+        """Of which GPUs a pod's annotations speak follows from those that there are."""
+        gpus = self.ledger.gpus
         for uid, pod in self._raw.items():
             self.pods[uid] = read_pod(pod, gpus)
         self.publisher.check(self.pods)
@@ -154,8 +162,9 @@ class Desk:
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
         try:
-            # By index, as annotations have them: the order in which a kubelet asks is a set's.
-            given = self._handing.answer(resource, tuple(outcome.gpus))
+            # Shares by index, as annotations have them; devices as asked for, as NVIDIA's plugin does.
+            asked = tuple(outcome.gpus) if resource == names.GPU_MEM else ids
+            given = self._handing.answer(resource, asked)
             mounts = self._mounts(outcome)
         except InputError as error:
             self.ledger.withdraw(outcome)
@@ -197,9 +206,12 @@ class Desk:
 
         `fresh`: the pods were read from the API server since the kubelet's latest call began.
         """
-        calls = self.ledger.calls
+        calls, before = self.ledger.calls, self.ledger.gpus
         listing = await self._kubelet.list(timeout=timeout)
         released = self.ledger.reconcile(listing, self.pods, calls, self._clock.monotonic(), fresh=fresh)
+        if self.ledger.gpus != before:
+            self._read_pods()
+            self.settled.set()
         held = self.ledger.held()
         for gone in released:
             if not any(h.ids == gone.ids for h in held):
@@ -311,15 +323,21 @@ class Desk:
         mounts = (Mount(names.SLICE_DIR_IN_CONTAINER, str(self._folders.make(held.ids))),)
         if self._simulated is None:
             return mounts
-        program = script(self._simulated(), held.gpus.keys())
+        program = script(self._simulated(), frozenset(map(device_of, held.gpus)))
         path = self._folders.add_program(held.ids, NAME, program)
         return (*mounts, Mount(IN_CONTAINER, str(path)))
 
     def _content(self, identity: Identity) -> SliceFile:
-        whole = identity.held.resource != names.GPU_MEM
+        shares = identity.held.resource == names.GPU_MEM
         gpus = self.ledger.gpus
         parts = tuple(
-            GpuPart(gpu.index, uuid, gpu.model, gpu.memory_mib if whole else gpus.unit.to_mib(count), whole)
+            GpuPart(
+                gpu.index,
+                gpu.device,
+                gpu.model,
+                gpus.unit.to_mib(count) if shares else gpu.memory_mib,
+                not shares and uuid == gpu.device,
+            )
             for uuid, count in identity.held.gpus.items()
             if (gpu := gpus.find(uuid)) is not None
         )

@@ -15,6 +15,7 @@ from typing import Final
 
 from gpuslice.config.nvidiaflags import DeviceIdStrategy, DeviceListStrategy, Flags
 from gpuslice.devices.found import Found, FoundGpu, MigDevice
+from gpuslice.devices.sharing import UNSHARED, Sharing, device_of
 from gpuslice.errors import InputError
 from gpuslice.node.answers import (
     CONTROL_NODES,
@@ -49,17 +50,35 @@ class Handing:
         new_token: Callable[[], str],
     ) -> None:
         self._flags = flags
+        self._sharing = UNSHARED
         self._found = found
         self._host = host
         self._new_token = new_token
-        self._by_cdi = bool(_CDI & set(flags.device_list_strategy))
         self._spec = _below(host, f"{FOLDER}/{file_name()}")
 
-    def answer(self, resource: str, uuids: Sequence[str]) -> ContainerAllocation:
-        """What a container is told that gets these GPUs or MIG devices, in this order.
+    @property
+    def _by_cdi(self) -> bool:
+        return bool(_CDI & set(self._flags.device_list_strategy))
 
-        Raises InputError if the driver does not say which device files they have, and they are asked for.
+    def configure(self, flags: Flags, sharing: Sharing) -> None:
+        """From now on devices are handed so. Raises as `publish` does, and nothing has changed."""
+        before = self._flags, self._sharing
+        was_by_cdi, self._flags, self._sharing = self._by_cdi, flags, sharing
+        try:
+            self.publish()
+        except InputError:
+            self._flags, self._sharing = before
+            raise
+        if was_by_cdi and not self._by_cdi:
+            self._unlink()
+
+    def answer(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+        """What a container is told that gets these GPUs, MIG devices or replicas, by id, in this order.
+
+        Raises InputError if the driver does not say which device files they have, and they are asked for; or
+        if replicas are not to be given out so.
         """
+        uuids = tuple(map(device_of, ids))
         files = self._flags.pass_device_specs
         if files or self._flags.device_id_strategy is DeviceIdStrategy.INDEX:
             handed = {one.uuid: one for one in self._devices(uuids, files=files)}
@@ -67,9 +86,10 @@ class Handing:
             handed = {uuid: Handed(uuid, "") for uuid in uuids}
         return answer(
             resource,
-            uuids,
+            ids,
             handed,
             self._flags,
+            self._sharing,
             control_nodes=self._control_nodes() if files else (),
             token=self._new_token(),
         )
@@ -105,8 +125,11 @@ class Handing:
     def withdraw(self) -> None:
         """Take the specification away: nobody keeps it true any more."""
         if self._by_cdi:
-            with contextlib.suppress(OSError):
-                self._spec.unlink()
+            self._unlink()
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(OSError):
+            self._spec.unlink()
 
     def _devices(self, only: Collection[str] | None = None, *, files: bool = True) -> Iterator[Handed]:
         """Those GPUs and MIG devices, or all, by index; with their files, if they are wanted."""

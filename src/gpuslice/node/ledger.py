@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from gpuslice import names
-from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.found import FoundGpu
+from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.node import identity
 from gpuslice.node.book import Book
 from gpuslice.node.choosing import beside, choose, free_ids
@@ -31,6 +32,7 @@ from gpuslice.node.holdings import (
     wishes,
 )
 from gpuslice.node.kubeletmessages import PodResources
+from gpuslice.node.modes import settle
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation
 from gpuslice.requests.pod import Role
@@ -47,6 +49,10 @@ class Ledger:
 
     def __init__(self, gpus: NodeGpus) -> None:
         self._book = Book(gpus)
+        self._wanted = gpus
+        self._plain: Sequence[Gpu] = gpus.gpus
+        self.machine: Sequence[FoundGpu] = ()
+        """The GPUs with what is known of their neighbourhood."""
         self._current = ""
         self._over: list[Held] = []
         self._preferred: tuple[str, frozenset[str], Owner | None] = ("", frozenset(), None)
@@ -59,9 +65,20 @@ class Ledger:
     def gpus(self) -> NodeGpus:
         return self._book.ids.gpus
 
-    def set_gpus(self, gpus: NodeGpus) -> None:
-        """The node's GPUs have changed, or their health."""
-        self._book.ids = DeviceIds(gpus)
+    def set_gpus(self, gpus: NodeGpus, plain: Sequence[Gpu] | None = None) -> None:
+        """The node's GPUs have changed, their health, or how they are announced.
+
+        `plain`: the devices as they would be if none were shared; None: so they are.
+        """
+        self._wanted, self._plain = gpus, gpus.gpus if plain is None else plain
+        self._settle()
+
+    def _settle(self) -> None:
+        """Close what is held in another way than it is announced; open what has become free."""
+        settled = settle(self._wanted, self._plain, self.gpus, self._book.held())
+        if settled != self.gpus:
+            self._book.ids = DeviceIds(settled)
+            self._book.locate()
 
     @property
     def calls(self) -> int:
@@ -104,8 +121,9 @@ class Ledger:
         held = [h for h in self._book.held() if not is_over(h, pods)]
         free = free_ids(self.ids, resource, available, held)
         if must_include:
-            return beside(self.ids, resource, free, sorted(must_include), size)
-        chosen = choose(self.ids, resource, free, size, self._wishes(resource, size, pods), pods, held)
+            return beside(self.ids, resource, free, sorted(must_include), size, pods, held, self.machine)
+        asking = self._wishes(resource, size, pods)
+        chosen = choose(self.ids, resource, free, size, asking, pods, held, self.machine)
         if isinstance(chosen, Refusal):
             return chosen
         self._preferred = (resource, frozenset(chosen[0]), chosen[1])
@@ -224,6 +242,7 @@ class Ledger:
             self._book.release(holding)
             released.append(holding)
         self._book.forget_plans(pods)
+        self._settle()
         return released
 
     def lingers(self, pods: Mapping[str, NodePod]) -> bool:

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuslice import names
-from gpuslice.devices.inventory import NodeGpus
-from gpuslice.placement.node import GpuRoom, lacking, place
+from gpuslice.devices.inventory import Apart, NodeGpus
+from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
+from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
+from gpuslice.placement.whole import lacking
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest, Role
 from gpuslice.units import MAX_UNITS
@@ -35,6 +37,8 @@ CODES: tuple[Code, ...] = (
     Code.NODE_FULL,
     Code.NO_WHOLE_GPU,
     Code.NO_MIG_DEVICE,
+    Code.NO_REPLICA,
+    Code.SAME_DEVICE,
     Code.INSUFFICIENT_GPUS,
     Code.INSUFFICIENT,
     Code.UNHEALTHY,
@@ -109,6 +113,7 @@ class Fleet:
         self._present[:count, row] = True
         self._kind[:count, row] = [self._kinds[gpu.resource] for gpu in gpus.gpus]
         self._shareable[:count, row] = [gpu.shareable for gpu in gpus.gpus]
+        self._apart[:count, row] = _apart(gpus)
         self._unit[row] = gpus.unit.mib
         self._units_left[row] = units
         for kind, resource in zip(kinds, gpus.resources, strict=True):
@@ -148,6 +153,8 @@ class Fleet:
                 gpu.resource,
                 gpu.parent,
                 gpu.shareable,
+                gpu.apart,
+                gpu.packed,
             )
             for slot, gpu in enumerate(inventory.gpus)
         ]
@@ -200,6 +207,8 @@ class Fleet:
             untouched, untouched_any = self._free_devices(resource, slice(0, end))
             refuse((untouched < count) & (untouched_any >= count), Code.UNHEALTHY)
             refuse(untouched < count, lacking(resource))
+        if any(container.whole > 1 for container in request.containers):
+            self._settle_apart(request, codes)
         if units:
             self._refuse_shares(request, refuse, end)
         if units and (whole or not _one_leg(request)):
@@ -300,16 +309,23 @@ class Fleet:
         refuse(sick, Code.UNHEALTHY)
         refuse(~fits, Code.INSUFFICIENT)
 
-    def _settle_exactly(self, request: PodRequest, codes: Codes) -> None:
-        """Ask the exact search about the nodes that the summaries let through without being sure.
+    def _settle_apart(self, request: PodRequest, codes: Codes) -> None:
+        """Replicas of different devices: their number is no answer where a container asks for several."""
+        unsure = (self._apart[:, : len(codes)] != 0).any(axis=0)
+        if unsure.any():
+            self._ask(PodRequest(tuple(c for c in request.containers if c.whole)), codes, unsure)
 
-        Nodes that look alike are asked once: in a cluster of equal machines few states occur.
-        """
+    def _settle_exactly(self, request: PodRequest, codes: Codes) -> None:
+        """Ask the exact search about the nodes that the summaries let through without being sure."""
         sure = np.zeros(len(codes), dtype=np.bool_)
         if not request.whole and _together(request):
             sure = self._max_units[: len(codes)] >= request.units
+        self._ask(request, codes, ~sure)
+
+    def _ask(self, request: PodRequest, codes: Codes, unsure: npt.NDArray[np.bool_]) -> None:
+        """The exact search. Nodes that look alike are asked once: equal machines have few states."""
         known: dict[bytes, np.uint8] = {}
-        for row in np.flatnonzero((codes == 0) & ~sure):
+        for row in np.flatnonzero((codes == 0) & unsure):
             inventory = self._gpus[row]
             if inventory is None:
                 continue
@@ -320,6 +336,7 @@ class Fleet:
                 self._healthy[:, row],
                 self._kind[:, row],
                 self._shareable[:, row],
+                self._apart[:, row],
             )
             key = b"".join((self._unit[row].tobytes(), *(column.tobytes() for column in state)))
             code = known.get(key)
@@ -352,6 +369,7 @@ class Fleet:
             self._present,
             self._kind,
             self._shareable,
+            self._apart,
             self._whole_left,
         ):
             array[:, row] = 0
@@ -369,6 +387,9 @@ class Fleet:
         self._present: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
         self._shareable: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
         self._kind: npt.NDArray[np.int16] = np.zeros((slots, rows), np.int16)
+        # Of a replica that minds what its container holds besides: the number of its device on the node,
+        # from 1; negative where it is to be alone. 0: it does not mind.
+        self._apart: npt.NDArray[np.int16] = np.zeros((slots, rows), np.int16)
         self._unit: npt.NDArray[np.int32] = np.ones(rows, np.int32)
         self._units_left: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
         self._whole_left: npt.NDArray[np.int64] = np.zeros((2 * len(self._kinds), rows), np.int64)
@@ -389,6 +410,12 @@ class Fleet:
         for name, array in old.items():
             if isinstance(array, np.ndarray):
                 self.__dict__[name][(*[slice(size) for size in array.shape],)] = array
+
+
+def _apart(gpus: NodeGpus) -> list[int]:
+    numbers = {device: number for number, device in enumerate(dict.fromkeys(g.device for g in gpus.gpus), 1)}
+    signs = {Apart.NO: 0, Apart.DEVICE: 1, Apart.ALONE: -1}
+    return [signs[gpu.apart] * numbers[gpu.device] for gpu in gpus.gpus]
 
 
 def _together(request: PodRequest) -> bool:

@@ -7,46 +7,17 @@ The search is exhaustive with memory of dead ends: nodes have few GPUs and pods 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from gpuslice import names
 from gpuslice.placement.policy import Policy
+from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict, refusal
+from gpuslice.placement.whole import whole_devices
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 from gpuslice.units import MemoryUnit
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRoom:
-    """What is left of one GPU. `free_mib` is signed: an over-committed GPU has less than nothing.
-
-    `holders` counts the pods on it; a GPU can be given whole, as one of `resource`, only if there is none.
-    `parent` and `shareable` as `devices.inventory.Gpu` has them.
-    """
-
-    index: int
-    uuid: str
-    free_mib: int
-    total_mib: int
-    holders: int = 0
-    healthy: bool = True
-    resource: str = names.WHOLE_GPU
-    parent: str = ""
-    shareable: bool = True
-
-    @property
-    def free(self) -> bool:
-        """True if nobody uses any of it."""
-        return not self.holders and self.free_mib >= self.total_mib
-
-    @property
-    def untouched(self) -> bool:
-        """True if the GPU could be given away whole."""
-        return self.healthy and self.free
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +39,13 @@ def place(
 ) -> Allocation | Verdict:
     """Choose the GPUs for every container of a pod, or say why none do.
 
-    `rooms` are the node's GPUs by index. Whole GPUs are taken first, the smallest untouched ones: this
-    leaves the most room for shares. MIG devices are taken beside others in use: a GPU of which nothing is in
-    use can be cut anew.
+    `rooms` are the node's GPUs by index. Whole GPUs are taken first (`placement.whole`).
     """
-    grants: list[Grant] = []
-    taken: set[str] = set()
-    for resource, wanted in request.devices.items():
-        whole = _whole(resource, wanted, rooms, policy, node)
-        if isinstance(whole, Verdict):
-            return whole
-        grants += _share_out(request, resource, whole)
-        taken |= {room.uuid for room in whole}
+    whole = whole_devices(request, rooms, policy, node=node)
+    if isinstance(whole, Verdict):
+        return whole
+    grants = list(whole)
+    taken = {grant.gpu for grant in grants}
     left = [room for room in rooms if room.healthy and room.shareable and room.uuid not in taken]
     for legs in _plans(request, unit):
         chosen = _search(legs, left, policy)
@@ -88,41 +54,6 @@ def place(
             order = {c.name: i for i, c in enumerate(request.containers)}
             return Allocation(tuple(sorted(grants, key=lambda grant: order[grant.container])))
     return _why_not(request, unit, rooms, node)
-
-
-def _whole(
-    resource: str, wanted: int, rooms: Sequence[GpuRoom], policy: Policy, node: str
-) -> Sequence[GpuRoom] | Verdict:
-    """That many untouched devices of a resource, in the order in which they are given out."""
-    offered = [room for room in rooms if room.resource == resource]
-    untouched = [room for room in offered if room.untouched]
-    if len(untouched) < wanted:
-        numbers = {"wanted": wanted, "free": len(untouched)}
-        if sum(room.free for room in offered) >= wanted:
-            return refusal(Code.UNHEALTHY, node, **numbers)
-        return refusal(lacking(resource), node, **numbers)
-    sign = -1 if policy is Policy.BINPACK else 1
-    beside = Counter(room.parent for room in rooms if room.holders and room.parent)
-    return sorted(untouched, key=lambda r: (r.total_mib, sign * beside[r.parent], r.index))[:wanted]
-
-
-def lacking(resource: str) -> Code:
-    """The code of a node that has too few free devices of a resource."""
-    return Code.NO_WHOLE_GPU if resource == names.WHOLE_GPU else Code.NO_MIG_DEVICE
-
-
-def _share_out(request: PodRequest, resource: str, whole: Sequence[GpuRoom]) -> list[Grant]:
-    """Whole GPUs for each container: sidecars and apps their own, init containers what is not yet taken."""
-    grants: list[Grant] = []
-    next_free = 0
-    for container in request.containers:
-        if container.resource != resource:
-            continue
-        mine = whole[next_free : next_free + container.whole]
-        grants += [Grant(container.name, room.uuid, room.total_mib, whole=True) for room in mine]
-        if container.role is not Role.INIT:
-            next_free += container.whole
-    return grants
 
 
 def _plans(request: PodRequest, unit: MemoryUnit) -> Iterator[list[_Leg]]:

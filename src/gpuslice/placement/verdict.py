@@ -23,6 +23,8 @@ class Code(StrEnum):
     INSUFFICIENT_GPUS = "too_few_gpus_with_room"
     NO_WHOLE_GPU = "no_free_whole_gpu"
     NO_MIG_DEVICE = "no_free_mig_device"
+    NO_REPLICA = "no_free_replica"
+    SAME_DEVICE = "replicas_of_too_few_devices"
     NODE_FULL = "node_allocatable_exhausted"
     UNHEALTHY = "gpu_unhealthy"
     BAD_REQUEST = "bad_request"
@@ -59,6 +61,8 @@ _TEXTS: Mapping[Code, str] = {
     Code.INSUFFICIENT_GPUS: "Insufficient GPU Memory in as many devices as the pod asks for",
     Code.NO_WHOLE_GPU: "Insufficient free whole GPUs",
     Code.NO_MIG_DEVICE: "Insufficient free MIG devices of the profile",
+    Code.NO_REPLICA: "Insufficient free replicas of GPUs",
+    Code.SAME_DEVICE: "Insufficient free replicas of as many different GPUs as a container asks for",
     Code.NODE_FULL: "the device plugin of the node offers no more of the GPU resource",
     Code.UNHEALTHY: "the GPUs with enough memory are unhealthy",
 }

@@ -56,7 +56,7 @@ class ContainerRequest:
     """What one container asks for.
 
     `units` of gpu-mem in all, spread evenly `across` that many GPUs; or `whole` devices of one `resource`:
-    GPUs, or MIG devices of one profile. Never both.
+    GPUs, MIG devices of one profile, or replicas of either. Never both.
     """
 
     name: str
@@ -170,8 +170,8 @@ def _role(field: str, container: ContainerLike) -> Role:
 
 
 def is_gpu_resource(name: str) -> bool:
-    """True for memory shares, whole GPUs and MIG devices."""
-    return name in (names.GPU_MEM, names.WHOLE_GPU) or name.startswith(names.MIG_PREFIX)
+    """True for memory shares, whole GPUs, MIG devices and replicas."""
+    return name in (names.GPU_MEM, names.WHOLE_GPU, names.SHARED_GPU) or name.startswith(names.MIG_PREFIX)
 
 
 def _gpu_resources(resources: ResourcesLike) -> list[str]:

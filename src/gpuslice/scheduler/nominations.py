@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpuslice.cluster.state import Cluster
-from gpuslice.placement.node import GpuRoom, place
+from gpuslice.placement.node import place
+from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.allocation import Charge
 from gpuslice.scheduler.facts import PodFacts

@@ -33,7 +33,14 @@ PAUSE_SECONDS: Final = 0.2
 RETRY_SECONDS: Final = 30.0
 """Disruption budgets change without an event that we see; so does who leads."""
 SINGLE_GPU: Final = frozenset(
-    (Code.INSUFFICIENT, Code.INSUFFICIENT_GPUS, Code.NO_WHOLE_GPU, Code.NO_MIG_DEVICE)
+    (
+        Code.INSUFFICIENT,
+        Code.INSUFFICIENT_GPUS,
+        Code.NO_WHOLE_GPU,
+        Code.NO_MIG_DEVICE,
+        Code.NO_REPLICA,
+        Code.SAME_DEVICE,
+    )
 )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
 
 from gpuslice.clock import Clock
+from gpuslice.devices.announced import announce
 from gpuslice.devices.found import Found, FoundGpu
-from gpuslice.devices.inventory import Gpu
+from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.labels import Machine, node_labels
 from gpuslice.devices.offered import offered
-from gpuslice.devices.sharing import MigStrategy
+from gpuslice.devices.sharing import UNSHARED, AllocationPolicy, MigStrategy, Sharing
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import InputError
 from gpuslice.node.discovery.driver import Changed, Driver, DriverError, Xid
@@ -91,6 +93,9 @@ class DiscoveredGpus:
         self._line = line
         self._read_machine = machine
         self._strategy = strategy
+        self._sharing = UNSHARED
+        self._replicas_from = AllocationPolicy.DISTRIBUTED
+        self._shut = ""
         self._machine = Machine()
         self._closed: frozenset[str] = frozenset()
         self._offered: tuple[Gpu, ...] = ()
@@ -108,6 +113,12 @@ class DiscoveredGpus:
     def gpus(self) -> tuple[Gpu, ...]:
         return self._offered
 
+    def plain(self) -> tuple[Gpu, ...]:
+        """The same devices as they would be if none were shared."""
+        with suppress(InputError):
+            return offered(self._found, self._strategy)
+        return self._offered
+
     def found(self) -> Found:
         """The machine with all that is known of it, MIG devices among it."""
         return self._found
@@ -119,9 +130,31 @@ class DiscoveredGpus:
             self._offer()
             self._changed.set()
 
+    def shut(self, reason: str) -> None:
+        """Nothing is to be given to anybody, for this reason, until `configure` says what is."""
+        self._shut = reason
+        self._offer()
+        self._changed.set()
+
+    def configure(
+        self,
+        strategy: MigStrategy,
+        sharing: Sharing = UNSHARED,
+        policy: AllocationPolicy = AllocationPolicy.DISTRIBUTED,
+    ) -> tuple[str, ...]:
+        """From now on the devices are announced so; sentences about what is not as it may be meant.
+
+        Raises InputError, and nothing has changed, if they cannot be.
+        """
+        NodeGpus(offered(self._found, strategy, sharing, policy))
+        self._strategy, self._sharing, self._replicas_from, self._shut = strategy, sharing, policy, ""
+        self._offer()
+        self._changed.set()
+        return announce(self._found, strategy, sharing).warnings
+
     def labels(self) -> Mapping[str, str]:
         """What a node's labels say about this machine."""
-        return node_labels(self._found, self._machine, self._strategy).labels
+        return node_labels(self._found, self._machine, self._strategy, self._sharing).labels
 
     async def changed(self) -> None:
         await self._changed.wait()
@@ -213,7 +246,7 @@ class DiscoveredGpus:
         """What containers can be given now. While GPUs are being cut `single` may be broken for a time."""
         refused = ""
         try:
-            self._offered = offered(self._found, self._strategy)
+            self._offered = offered(self._found, self._strategy, self._sharing, self._replicas_from)
         except InputError as error:
             refused = str(error)
             there = {gpu.uuid for gpu in self._found.gpus}
@@ -221,11 +254,13 @@ class DiscoveredGpus:
             reopened = (
                 replace(g, healthy=True, reason="") if g.reason == CLOSED else g for g in self._offered
             )
-            self._offered = tuple(gpu for gpu in reopened if gpu.uuid in there)
+            self._offered = tuple(gpu for gpu in reopened if gpu.device in there)
         self._offered = tuple(
-            replace(gpu, healthy=False, reason=CLOSED) if gpu.uuid in self._closed and gpu.healthy else gpu
+            replace(gpu, healthy=False, reason=CLOSED) if gpu.device in self._closed and gpu.healthy else gpu
             for gpu in self._offered
         )
+        if self._shut:
+            self._offered = tuple(replace(gpu, healthy=False, reason=self._shut) for gpu in self._offered)
         if refused and refused != self._refused:
             _log.warning("only what was there before and still is can be given out", error=refused)
         self._refused = refused

@@ -1,0 +1,156 @@
+"""Which devices the containers of a pod get whole: GPUs, MIG devices, replicas of either.
+
+Two replicas of one device are given to one container only where its node allows it: they make nothing faster
+(NVIDIA's device plugin, issues 404 and 491).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from gpuslice import names
+from gpuslice.devices.inventory import Apart
+from gpuslice.placement.policy import Policy
+from gpuslice.placement.room import GpuRoom
+from gpuslice.placement.verdict import Code, Verdict, refusal
+from gpuslice.requests.allocation import Grant
+from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
+
+Rank = Callable[[GpuRoom], tuple[int, ...]]
+
+
+def lacking(resource: str) -> Code:
+    """The code of a node that has too few free devices of a resource."""
+    if resource == names.WHOLE_GPU:
+        return Code.NO_WHOLE_GPU
+    return Code.NO_REPLICA if resource == names.SHARED_GPU else Code.NO_MIG_DEVICE
+
+
+def whole_devices(
+    request: PodRequest, rooms: Sequence[GpuRoom], policy: Policy = Policy.BINPACK, *, node: str = ""
+) -> tuple[Grant, ...] | Verdict:
+    """The grants of all containers that ask for whole devices, or why there are none.
+
+    The smallest untouched GPUs are taken: this leaves the most room for shares. MIG devices are taken beside
+    others in use: a GPU of which nothing is in use can be cut anew. Replicas are taken of the devices of
+    which the fewest are given out or, if they are packed, the most (NVIDIA's policies).
+    """
+    for resource, wanted in request.devices.items():
+        offered = [room for room in rooms if room.resource == resource]
+        untouched = sum(room.untouched for room in offered)
+        if untouched < wanted:
+            numbers = {"wanted": wanted, "free": untouched}
+            sick = sum(room.free for room in offered) >= wanted
+            return refusal(Code.UNHEALTHY if sick else lacking(resource), node, **numbers)
+    grants: list[Grant] = []
+    for resource in request.devices:
+        asking = [container for container in request.containers if container.resource == resource]
+        offered = [room for room in rooms if room.resource == resource]
+        chosen = pick(asking, [room for room in offered if room.untouched], rooms, policy)
+        if chosen is None:
+            sick = pick(asking, [room for room in offered if room.free], rooms, policy) is not None
+            wanted = max(container.whole for container in asking)
+            return refusal(Code.UNHEALTHY if sick else Code.SAME_DEVICE, node, wanted=wanted)
+        for container, mine in zip(asking, chosen, strict=True):
+            grants += [Grant(container.name, room.uuid, room.total_mib, whole=True) for room in mine]
+    return tuple(grants)
+
+
+def pick(
+    asking: Sequence[ContainerRequest],
+    free: Sequence[GpuRoom],
+    rooms: Sequence[GpuRoom],
+    policy: Policy = Policy.BINPACK,
+    *,
+    beside: Collection[str] = (),
+) -> list[tuple[GpuRoom, ...]] | None:
+    """Devices of one resource for each of these containers of a pod, from the `free` ones; None: impossible.
+
+    `rooms` are all of the node. `beside`: UUIDs that the first container has already, and which do not count.
+    Sidecars and apps get devices of their own, init containers what is left when their turn comes.
+    """
+    if any(room.apart is Apart.ALONE for room in rooms if room.uuid in beside):
+        return None
+    left = list(free)
+    chosen: list[tuple[GpuRoom, ...]] = []
+    for position, container in enumerate(asking):
+        later = asking[position + 1 :] if container.role is not Role.INIT else ()
+        mine: list[GpuRoom] = []
+        barred = {_group(room) for room in rooms if room.uuid in beside} if not position else set()
+        alone = container.whole == 1 and not barred
+        while len(mine) < container.whole:
+            rank = _rank(rooms, {room.uuid for room in free} - {room.uuid for room in left}, mine, policy)
+            suited = [
+                one for one in left if _group(one) not in barred and (alone or one.apart is not Apart.ALONE)
+            ]
+            missing = container.whole - len(mine) - 1
+            for room in sorted(suited, key=rank):
+                rest = [one for one in left if one is not room]
+                if _possible(missing, barred | {_group(room)}, rest, later, alone=alone):
+                    break
+            else:
+                return None
+            mine.append(room)
+            left = rest
+            barred.add(_group(room))
+        chosen.append(tuple(mine))
+        if container.role is Role.INIT:
+            left = [*mine, *left]
+    return chosen
+
+
+def _group(room: GpuRoom) -> str:
+    """Of one group a container can have one."""
+    return room.uuid if room.apart is Apart.NO else room.device
+
+
+def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRoom], policy: Policy) -> Rank:
+    """How good a device is, the lower the better. `taken` for the pod, `mine` of it for this container."""
+    out = Counter(room.device for room in rooms if room.uuid != room.device and room.holders)
+    out.update(room.device for room in rooms if room.uuid != room.device and room.uuid in taken)
+    picked = Counter(room.device for room in mine)
+    in_use = Counter(room.parent for room in rooms if room.holders and room.parent)
+    sign = -1 if policy is Policy.BINPACK else 1
+
+    def rank(room: GpuRoom) -> tuple[int, ...]:
+        given = out[room.device]
+        if room.packed:
+            given = picked[room.device] - given
+        return (given, picked[room.device], room.total_mib, sign * in_use[room.parent], room.index)
+
+    return rank
+
+
+def _possible(
+    missing: int,
+    barred: Collection[str],
+    left: Sequence[GpuRoom],
+    later: Sequence[ContainerRequest],
+    *,
+    alone: bool,
+) -> bool:
+    """Can a container get so many more, none of `barred`, and those after it what they ask for?
+
+    Taking of the groups with the most left loses nothing: where a container could have one of a smaller
+    group instead, it can change places with another that has one of the larger.
+    """
+    sizes = Counter(map(_group, left))
+    lonely = {_group(room) for room in left if room.apart is Apart.ALONE}
+
+    def take(count: int, barred: Collection[str], *, alone: bool, keep: bool = False) -> bool:
+        groups = [
+            group
+            for group, size in sizes.items()
+            if size and group not in barred and (alone or group not in lonely)
+        ]
+        if len(groups) < count:
+            return False
+        if not keep:
+            for group in sorted(groups, key=lambda one: (one not in lonely, -sizes[one]))[:count]:
+                sizes[group] -= 1
+        return True
+
+    return take(missing, barred, alone=alone) and all(
+        take(c.whole, (), alone=c.whole == 1, keep=c.role is Role.INIT) for c in later
+    )
