@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from gpuslice.config.devices import DevicesFile
-from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.config.nvidia import NvidiaConfig
+from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
 from gpuslice.devices.offered import offered
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
@@ -17,9 +18,10 @@ HEAD = "apiVersion: gpuslice.io/v1alpha1\nkind: Devices\nspec: {gpus: "
 SEVEN = "[1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb]"
 
 
-def devices(gpus: str, strategy: MigStrategy) -> tuple[Gpu, ...]:
+def devices(gpus: str, strategy: MigStrategy, sharing: str = "") -> tuple[Gpu, ...]:
     machine = DevicesFile.parse(f"{HEAD}{gpus}}}").machine("n")
-    return offered(SimulatedDriver(machine).look(), strategy)
+    config = NvidiaConfig.parse(f"sharing: {{timeSlicing: {{{sharing}}}}}" if sharing else "")
+    return offered(SimulatedDriver(machine).look(), strategy, config.sharing)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +65,58 @@ def test_without_a_strategy_a_gpu_that_is_cut_is_one_but_its_memory_is_not_share
 def test_single_that_cannot_be_met_is_refused_in_nvidias_words() -> None:
     with pytest.raises(InputError, match="more than one MIG device type present on node"):
         devices("[{model: A100-40, mig: [3g.20gb, 2g.10gb]}]", MigStrategy.SINGLE)
+
+
+def test_replicas_are_in_the_place_of_their_gpu_and_share_no_memory() -> None:
+    found = devices(
+        "[{model: T4, count: 2}]", MigStrategy.NONE, "resources: [{name: gpu, replicas: 4, devices: ['1']}]"
+    )
+    assert [gpu.index for gpu in found] == [0, 2, 3, 4, 5]
+    whole, *replicas = found
+    assert [gpu.uuid.removeprefix(replicas[0].device) for gpu in replicas] == ["::0", "::1", "::2", "::3"]
+    assert {gpu.physical for gpu in replicas} == {replicas[0].device}
+    assert {gpu.memory_mib for gpu in replicas} == {whole.memory_mib // 4}
+    inventory = NodeGpus(found)
+    assert [inventory.units_of(gpu) for gpu in found] == [whole.memory_mib // 1024, 0, 0, 0, 0]
+
+
+def test_different_gpus_have_different_numbers_of_replicas() -> None:
+    """NVIDIA's device plugin, issues 1786, 1787, 628, 443."""
+    entries = "{name: gpu, replicas: 2, devices: [0]}, {name: gpu, replicas: 8, devices: ['2']}"
+    found = devices("[{model: T4, count: 3}]", MigStrategy.NONE, f"resources: [{entries}]")
+    assert sorted(Counter(gpu.device for gpu in found).values()) == [1, 2, 8]
+
+
+def test_mig_devices_have_replicas_of_which_each_has_a_name_of_its_own() -> None:
+    found = devices(
+        f"[{{model: A100-40, count: 8, mig: {SEVEN}}}]",
+        MigStrategy.MIXED,
+        "renameByDefault: true, resources: [{name: nvidia.com/mig-1g.5gb, replicas: 8}]",
+    )
+    assert Counter(gpu.resource for gpu in found) == {"nvidia.com/mig-1g.5gb.shared": 448}
+    assert len(NodeGpus(found).gpus) == 448
+    assert Counter(Counter(gpu.parent for gpu in found).values()) == {56: 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "apart"),
+    [
+        ("", Apart.DEVICE),
+        ("allowSameGPU: true, ", Apart.NO),
+        ("failRequestsGreaterThanOne: true, ", Apart.ALONE),
+        ("failRequestsGreaterThanOne: true, allowSameGPU: true, ", Apart.ALONE),
+    ],
+)
+def test_what_a_container_may_hold_besides_is_the_files_word(options: str, apart: Apart) -> None:
+    found = devices(
+        "[{model: T4, count: 2}]", MigStrategy.NONE, f"{options}resources: [{{name: gpu, replicas: 2}}]"
+    )
+    assert {gpu.apart for gpu in found} == {apart}
+
+
+def test_a_sick_gpu_makes_all_its_replicas_sick() -> None:
+    """Defect of NVIDIA's device plugin 0.20.0: of four replicas it took one away."""
+    found = devices(
+        "[{model: T4, healthy: false}]", MigStrategy.NONE, "resources: [{name: gpu, replicas: 4}]"
+    )
+    assert [gpu.healthy for gpu in found] == [False] * 4

@@ -103,57 +103,57 @@ def devices_of(spec: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
-        ({}, ContainerAllocation({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-c"})),
+        ({}, ContainerAllocation({"NVIDIA_VISIBLE_DEVICES": "GPU-c,GPU-a"})),
         (
             {"device_list_strategy": "volume-mounts"},
             ContainerAllocation(
                 {"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
                 (
-                    Mount("/var/run/nvidia-container-devices/GPU-a", "/dev/null", read_only=False),
                     Mount("/var/run/nvidia-container-devices/GPU-c", "/dev/null", read_only=False),
+                    Mount("/var/run/nvidia-container-devices/GPU-a", "/dev/null", read_only=False),
                 ),
             ),
         ),
         (
             {"device_list_strategy": "cdi-annotations"},
             ContainerAllocation(
-                annotations={"cdi.k8s.io/nvidia-device-plugin_0123": f"{CDI}GPU-a,{CDI}GPU-c"}
+                annotations={"cdi.k8s.io/nvidia-device-plugin_0123": f"{CDI}GPU-c,{CDI}GPU-a"}
             ),
         ),
         (
             {"device_list_strategy": "cdi-cri"},
-            ContainerAllocation(cdi_devices=(f"{CDI}GPU-a", f"{CDI}GPU-c")),
+            ContainerAllocation(cdi_devices=(f"{CDI}GPU-c", f"{CDI}GPU-a")),
         ),
         (
             {"device_list_strategy": "envvar,cdi-cri"},
             ContainerAllocation(
-                {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-c"}, cdi_devices=(f"{CDI}GPU-a", f"{CDI}GPU-c")
+                {"NVIDIA_VISIBLE_DEVICES": "GPU-c,GPU-a"}, cdi_devices=(f"{CDI}GPU-c", f"{CDI}GPU-a")
             ),
         ),
         (
             {"pass_device_specs": True},
             ContainerAllocation(
-                {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-c"},
+                {"NVIDIA_VISIBLE_DEVICES": "GPU-c,GPU-a"},
                 devices=tuple(
                     DeviceNode(path, path)
                     for path in (
                         "/dev/nvidiactl",
                         "/dev/nvidia-uvm",
                         "/dev/nvidia-modeset",
-                        "/dev/nvidia0",
                         "/dev/nvidia2",
+                        "/dev/nvidia0",
                     )
                 ),
             ),
         ),
         (
             {"device_id_strategy": "index"},
-            ContainerAllocation({"NVIDIA_VISIBLE_DEVICES": "0,2"}),
+            ContainerAllocation({"NVIDIA_VISIBLE_DEVICES": "2,0"}),
         ),
     ],
 )
 async def test_whole_gpus(host: Path, options: dict[str, Any], answer: ContainerAllocation) -> None:
-    """By index, whatever the order in which a kubelet asks for them."""
+    """In the order in which a kubelet asks for them, as NVIDIA's plugin does."""
     driver = simulated(UNCUT)
     gpus = offered(driver.look(), MigStrategy.NONE)
     async with world(gpus, handing=handing(host, driver.look, **options)) as here:
@@ -163,17 +163,17 @@ async def test_whole_gpus(host: Path, options: dict[str, Any], answer: Container
 @pytest.mark.parametrize(
     ("options", "visible"),
     [
-        ({"device_id_strategy": "index"}, "0:2,1:3,1:4"),
+        ({"device_id_strategy": "index"}, "1:4,1:3,0:2"),
         ({}, "{},{},{}"),
     ],
 )
 async def test_mig_devices_that_count_as_gpus(host: Path, options: dict[str, Any], visible: str) -> None:
     driver = simulated(SEVENTHS)
     first, second = ([mig.uuid for mig in gpu.mig_devices] for gpu in driver.look().gpus)
-    asked = (first[2], second[3], second[4])
+    asked = (second[4], second[3], first[2])
     gpus = offered(driver.look(), MigStrategy.SINGLE)
     async with world(gpus, handing=handing(host, driver.look, **options)) as here:
-        assert await allocated(here, *reversed(asked)) == ContainerAllocation(
+        assert await allocated(here, *asked) == ContainerAllocation(
             {"NVIDIA_VISIBLE_DEVICES": visible.format(*asked)}
         )
 

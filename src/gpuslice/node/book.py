@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.holdings import Held, Owner, amount
@@ -67,7 +68,11 @@ class Book:
                 self._put(replace(holding, gpus=gpus))
 
     def _located(self, resource: str, ids: frozenset[str]) -> dict[str, int]:
-        return {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, ids).items()}
+        found = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, ids).items()}
+        if resource != names.GPU_MEM:
+            # A device that is announced by another name now is held all the same.
+            found |= {uuid: 1 for uuid in sorted(ids) if self.ids.gpus.find(uuid)}
+        return found
 
     def release(self, holding: Held) -> None:
         """Nobody has these ids any more."""
