@@ -70,6 +70,21 @@ CASES = {
             },
         }
     ),
+    "cdi-and-mig": Case(
+        {
+            "scheduler": {"mode": "own"},
+            "agent": {
+                "devices": {"simulated": ""},
+                "migStrategy": "mixed",
+                "migManager": True,
+                "migConfigs": "version: v1\nmig-configs:\n  half:\n  - devices: [0]\n    mig-enabled: false\n",
+                "deviceListStrategy": ["cdi-cri", "volume-mounts"],
+                "passDeviceSpecs": True,
+                "driverRoot": "/run/nvidia/driver",
+                "runtimeClassName": "nvidia",
+            },
+        }
+    ),
     "managed-cluster-of-old": Case(
         {
             "image": {"repository": "registry.example/gpuslice", "pullSecrets": [{"name": "example"}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from chart_world import CASES, CHART, Case, Refused, find, objects, render
 from gpuslice import names
 from gpuslice.admission.mutate import PROTECTED, webhook_configuration
 from gpuslice.config.devices import DevicesFile
+from gpuslice.config.migparted import MigPartedFile
+from gpuslice.config.nvidiaflags import Flags
+from gpuslice.node.cdispec import FOLDER
 
 
 @pytest.mark.parametrize(
@@ -29,6 +33,15 @@ from gpuslice.config.devices import DevicesFile
         ({"webhook": {"url": "http://127.0.0.1/mutate"}}, "at '/webhook/url'"),
         ({"nodeSelector": {"a": "b"}}, "additional properties 'nodeSelector' not allowed"),
         ({"agent": {"migStrategy": "all"}}, "at '/agent/migStrategy': value must be one of"),
+        (
+            {"agent": {"deviceListStrategy": ["cdi"]}},
+            "at '/agent/deviceListStrategy/0': value must be one of",
+        ),
+        ({"agent": {"deviceListStrategy": ["cdi-cri"]}}, "GPUs on paper have no files"),
+        ({"agent": {"passDeviceSpecs": True}}, "GPUs on paper have no files"),
+        ({"agent": {"driverRoot": "run/nvidia"}}, "at '/agent/driverRoot'"),
+        ({"agent": {"migConfigs": "a: [b"}}, "agent.migConfigs must be a file of mig-parted's"),
+        ({"agent": {"migConfigs": "version: v1"}}, "agent.migConfigs must be a file of mig-parted's"),
         ({"agent": {"devices": {"simulated": "a: [b"}}}, "agent.devices.simulated is no YAML"),
         ({"agent": {"devices": {"simulated": "kind: Cluster"}}}, "must be a document of kind Devices"),
         ({"tls": {"mode": "provided"}}, "needs tls.provided.secretName"),
@@ -66,6 +79,46 @@ def test_the_devices_are_what_the_agent_reads() -> None:
     assert [gpu.model for gpu in DevicesFile.parse(text).inventory("n").gpus] == ["Tesla T4", "Tesla T4"]
     old = find(render(CASES["managed-cluster-of-old"]), "ConfigMap", "team-a-gpuslice-devices")
     assert str(DevicesFile.parse(old["data"]["devices.yaml"]).inventory("n").unit) == "256MiB"
+
+
+def test_for_cdi_the_agent_sees_the_driver_and_the_folder_of_specifications() -> None:
+    """Where it writes is what the host's runtime reads, and the driver is where the agent looks for it."""
+    pod = find(render(CASES["cdi-and-mig"]), "DaemonSet", "gpuslice-agent")["spec"]["template"]["spec"]
+    mounts = {one["name"]: one for one in pod["containers"][0]["volumeMounts"]}
+    paths = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
+    assert mounts["cdi"] == {"name": "cdi", "mountPath": FOLDER}
+    assert paths["cdi"] == FOLDER
+    assert mounts["driver-root"]["mountPath"] == Flags().container_driver_root
+    assert mounts["driver-root"]["readOnly"]
+    assert paths["driver-root"] == "/run/nvidia/driver"
+    plain = render(Case({"agent": {"devices": {"simulated": ""}}}))
+    assert "driver-root" not in plain
+    assert "/var/run/cdi" not in plain
+
+
+def test_only_who_counts_or_cuts_mig_devices_may_administer_gpus() -> None:
+    def capabilities(**agent: object) -> list[str]:
+        text = render(Case({"agent": {"devices": {"simulated": ""}, **agent}}))
+        pod = find(text, "DaemonSet", "gpuslice-agent")["spec"]["template"]["spec"]
+        rights = pod["containers"][0]["securityContext"]["capabilities"]
+        assert rights["drop"] == ["ALL"]
+        return list(rights.get("add", []))
+
+    assert capabilities() == []
+    assert capabilities(migStrategy="single") == ["SYS_ADMIN"]
+    assert capabilities(migManager=True) == ["SYS_ADMIN"]
+
+
+def test_the_configurations_of_mig_are_what_the_agent_reads(tmp_path: Path) -> None:
+    standard = (
+        "version: v1\nmig-configs:\n  one:\n  - devices: all\n    mig-enabled: true\n"
+        '    mig-devices: {"1g.5gb": 7}\n'
+    )
+    text = render(Case({"agent": {"migConfigs": standard}}))
+    file = tmp_path / "mig-configs.yaml"
+    file.write_text(find(text, "ConfigMap", "gpuslice-mig-configs")["data"][file.name])
+    assert file.read_text() == standard
+    MigPartedFile.load(file)
 
 
 def test_kube_scheduler_asks_the_extender_beside_it() -> None:
