@@ -64,14 +64,20 @@ LABEL_GPU_MEMORY_MIB: Final = "gpuslice.io/gpu.memory-mib"
 """The same in MiB, a bare number for `Gt` and `Lt`."""
 LABEL_DISABLE_ISOLATION: Final = "cgpu.disable.isolation"
 """Node label; "true" makes the agent add CGPU_DISABLE=true to containers."""
-
-# --- what nodes and pods were told before device plugins (Kubernetes 1.6 to 1.9) -------------------
 MIG_CONFIG: Final = "nvidia.com/mig.config"
 """Node label: how the node's GPUs are to be cut (mig-manager's)."""
 MIG_CONFIG_STATE: Final = "nvidia.com/mig.config.state"
 """Node label: how far that is: pending, success, failed."""
 MIG_CONFIG_REASON: Final = "gpuslice.io/mig-config-reason"
 """Node annotation: why the state is what it is, if it is not success."""
+MIG_POLICY: Final = "gpuslice.io/mig-policy"
+"""Node label: who decides how its GPUs are cut (`cluster.migrecords.MigPolicy`)."""
+MIG_CUTS: Final = "gpuslice.io/mig"
+"""Node annotation, where pods decide: what can be cut and what is cut, published by the agent."""
+MIG_WANTED: Final = "gpuslice.io/mig-wanted"
+"""Node annotation, where pods decide: how the GPUs are to be, for the agent."""
+
+# --- what nodes and pods were told before device plugins (Kubernetes 1.6 to 1.9) -------------------
 HISTORICAL_GPU: Final = "alpha.kubernetes.io/nvidia-gpu"
 """Whole GPUs, when kubelet itself counted them. No node has had them since Kubernetes 1.11."""
 HISTORICAL_GPU_NAME: Final = "alpha.kubernetes.io/nvidia-gpu-name"

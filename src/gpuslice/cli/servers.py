@@ -204,7 +204,7 @@ async def agent(
             labels=backend.labels if labels else None,
             handing=Handing(flags, backend.found, new_token=lambda: str(uuid4())),
             simulated=backend.found if on_paper else None,
-            mig=MigTools(driver, backend.close, reset_of(driver), mig_configs),
+            mig=MigTools(driver, backend, reset_of(driver), mig_configs),
             found=backend.found,
             clock=clock,
             random=_random.random,

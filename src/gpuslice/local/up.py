@@ -50,6 +50,7 @@ from gpuslice.observe.serving import serving as serving_http
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.extender.app import ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
+from gpuslice.scheduler.migdemand import IDLE_SECONDS
 from gpuslice.scheduler.service import run_scheduler
 
 SCHEDULERS: Final = ("default-scheduler", SCHEDULER_NAME)
@@ -78,12 +79,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to run. `port` 0 takes a free one. `database`: keep the objects there from run to run."""
+    """How to run. `port` 0 takes a free one. `database`: keep the objects there from run to run.
+
+    `mig_idle_seconds`: how long a MIG instance that was cut on demand may be idle.
+    """
 
     port: int = 0
     kubeconfig: Path | None = None
     database: Path | None = None
     run_processes: bool = False
+    mig_idle_seconds: float = IDLE_SECONDS
 
 
 class LocalCluster:
@@ -188,7 +193,7 @@ async def local_cluster(
                 serving_api(
                     server, clock=clock, port=settings.port, kubeconfig=settings.kubeconfig
                 ) as endpoint,
-                _scheduling(plan, client, folder, clock=clock, random=random) as scheduling,
+                _scheduling(plan, client, folder, settings, clock=clock, random=random) as scheduling,
             ):
                 hook.url = f"{scheduling.url}/mutate"
                 await _register_webhook(client, hook.url, scheduling.authority)
@@ -235,7 +240,7 @@ class _Scheduling:
 
 @asynccontextmanager
 async def _scheduling(
-    plan: ClusterPlan, client: Client, folder: Path, *, clock: Clock, random: Random
+    plan: ClusterPlan, client: Client, folder: Path, settings: Settings, *, clock: Clock, random: Random
 ) -> AsyncIterator[_Scheduling]:
     """Extender, admission, scheduler and controllers, around one cluster state and one binder."""
     cluster = Cluster(clock=clock, policy=plan.policy, default_unit=plan.unit)
@@ -262,6 +267,7 @@ async def _scheduling(
         random=random.random,
         binder=binder,
         scheduler_names=SCHEDULERS,
+        mig_idle_seconds=settings.mig_idle_seconds,
     )
     controllers = run_controllers(
         client,
@@ -367,7 +373,7 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
             unit=node.gpus.unit,
             labels=backend.labels,
             simulated=backend.found,
-            mig=MigTools(driver, backend.close, reset_of(driver)),
+            mig=MigTools(driver, backend, reset_of(driver)),
             found=backend.found,
             clock=clock,
             random=random.random,

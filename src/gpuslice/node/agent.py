@@ -34,6 +34,7 @@ from gpuslice.node.healthnews import HealthNews
 from gpuslice.node.kubeletapi import PodResourcesClient, RpcError
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.migmanager import MigManager, MigTools
+from gpuslice.node.migusers import users
 from gpuslice.node.nodepod import NodePod
 from gpuslice.node.plugin import Plugin, Station
 from gpuslice.node.publish import NodePublisher
@@ -202,18 +203,14 @@ class Agent:
         if tools is None:
             return None
 
-        def held() -> Mapping[str, str]:
-            found: dict[str, str] = {}
-            for holding in ledger.held():
-                pod = desk.pods.get(holding.owner.uid) if holding.owner else None
-                found |= dict.fromkeys(map(device_of, holding.gpus), pod.key if pod else "")
-            return found
+        def using() -> Mapping[str, str]:
+            return users(ledger.held(), desk.pods, ledger.gpus.gpus)
 
         def close(uuids: Collection[str]) -> bool:
-            tools.close(uuids)
+            tools.backend.close(uuids)
             return not any(gpu.healthy and gpu.device in uuids for gpu in ledger.gpus.gpus)
 
-        return MigManager(self._client, self._node, tools, held=held, close=close, clock=self._clock)
+        return MigManager(self._client, self._node, tools, users=using, close=close, clock=self._clock)
 
     def _recorder(self) -> EventRecorder:
         return EventRecorder(

@@ -1,16 +1,18 @@
-"""MIG by a node's label, as NVIDIA's mig-manager has it: nvidia.com/mig.config says how its GPUs are to be.
+"""MIG by a node's labels, as NVIDIA's mig-manager has it, and as pods need it.
 
-Where that is answered: the label nvidia.com/mig.config.state (pending, success, failed), the reason in an
-annotation. Every GPU is cut as soon as nothing that has to go is in use: what has to go is given to nobody
-any more, and no pod is ended. Nothing is remembered: each turn compares what is wished with what is there,
-so a restart, a reboot that lost all instances, or a crash between two steps ends where the label says.
+nvidia.com/mig.config says how the node's GPUs are to be; where the policy is on demand, an annotation that
+whoever looks at the waiting pods writes. Where that is answered: the label nvidia.com/mig.config.state
+(pending, success, failed), the reason in an annotation. Every GPU is cut as soon as nothing that has to go is
+in use: what has to go is given to nobody any more, and no pod is ended. Nothing is remembered: each turn
+compares what is wished with what is there, so a restart, a reboot that lost all instances, or a crash between
+two steps ends where the wish says.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -18,17 +20,19 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock
-from gpuslice.config.migparted import MigPartedFile
+from gpuslice.cluster.migrecords import encode_cuts
+from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node
+from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.driver import Driver
-from gpuslice.node.migexecutor import GpuPlan, MigExecutor, MigGoal, MigRefused, Reset, goals_of
+from gpuslice.node.migexecutor import GpuPlan, MigExecutor, MigGoal, MigRefused, Reset
 from gpuslice.node.migsurvey import survey
+from gpuslice.node.migwish import MigWish
 from gpuslice.placement.migsteps import Action
+from gpuslice.units import parse_count
 
-NVIDIAS: Final = "nvidia.com/gpu.deploy.mig-manager"
-"""Label of nodes on which the GPU operator runs mig-manager itself."""
 PENDING, SUCCESS, FAILED = "pending", "success", "failed"
 AGAIN_SECONDS: Final = 5.0
 """How soon to look again while pods hold what has to go."""
@@ -38,20 +42,19 @@ CLOSED_SECONDS: Final = 0.05
 
 _log = structlog.get_logger(__name__)
 
-Held = Callable[[], Mapping[str, str]]
-"""UUIDs of the GPUs and MIG devices that containers hold: who (namespace/name, "" if that is not known)."""
+Users = Callable[[], Mapping[str, str]]
+"""UUIDs of the GPUs and MIG devices that containers hold or are about to: who (namespace/name)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigTools:
     """What it takes to cut this node's GPUs.
 
-    `close`: UUIDs that are to be given to nobody; those of before are open again. `configs`: a file of
-    mig-parted's, None for the configurations that go by standard names.
+    `configs`: a file of mig-parted's, None for the configurations that go by standard names.
     """
 
     driver: Driver
-    close: Callable[[Collection[str]], None]
+    backend: DiscoveredGpus
     reset: Reset | None = None
     configs: Path | None = None
 
@@ -64,6 +67,14 @@ class Turn:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be done: GPUs that can be cut beside what is in use, and those that cannot yet."""
+
+    possible: list[GpuPlan] = field(default_factory=list)
+    blocked: list[GpuPlan] = field(default_factory=list)
+
+
 class MigManager:
     """One node's. `close` answers True once what it was told to close really is given to nobody."""
 
@@ -73,16 +84,14 @@ class MigManager:
         node: str,
         tools: MigTools,
         *,
-        held: Held,
+        users: Users,
         close: Callable[[Collection[str]], bool],
         clock: Clock,
     ) -> None:
         self._client = client
         self._name = node
-        self._driver = tools.driver
-        self._configs = tools.configs
-        self._reset = tools.reset
-        self._held = held
+        self._tools = tools
+        self._users = users
         self._close = close
         self._clock = clock
         self._node: Node | None = None
@@ -91,25 +100,25 @@ class MigManager:
     def set_node(self, node: Node) -> None:
         """The node as the API server has it."""
         before, self._node = self._node, node
-        if before is None or _wish(before) != _wish(node):
+        if before is None or _matters(before) != _matters(node):
             self._wake.set()
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            node = self._node
             pause = LOOK_SECONDS
-            wish = _wish(node) if node is not None else ""
-            if wish:
-                try:
+            wish = MigWish.of(self._node) if self._node is not None else MigWish()
+            try:
+                if wish:
                     turn = await self._turn(wish)
-                    await self._tell(turn)
+                    await self._tell(wish, turn)
                     pause = AGAIN_SECONDS if turn.state == PENDING else LOOK_SECONDS
-                except GpuSliceError as error:
-                    _log.warning("cannot follow the label of MIG now", config=wish, error=str(error))
-                    pause = AGAIN_SECONDS
-            else:
-                self._close(())
+                else:
+                    self._close(())
+                    await self._tell(wish)
+            except GpuSliceError as error:
+                _log.warning("cannot follow what the node says of MIG now", wish=wish, error=str(error))
+                pause = AGAIN_SECONDS
             await self._pause(pause)
 
     async def _pause(self, seconds: float) -> None:
@@ -123,87 +132,120 @@ class MigManager:
         self._wake.clear()
 
     # --- one look ---------------------------------------------------------------------------------
-    async def _turn(self, wish: str) -> Turn:
+    async def _turn(self, wish: MigWish) -> Turn:
         """Do what can be done now."""
+        tools = self._tools
         try:
-            machine = await asyncio.to_thread(survey, self._driver)
-            file = MigPartedFile.load(self._configs) if self._configs is not None else machine.standard
-            goals = goals_of(machine.wishes(file, wish))
-            waiting = await self._plans(goals)
+            machine = await asyncio.to_thread(survey, tools.driver)
+            goals = wish.goals(machine, tools.configs, tools.backend.strategy)
+            work = await self._plans(goals)
         except GpuSliceError as error:
             self._close(())
             return Turn(FAILED, str(error))
-        if not waiting:
+        # Who wrote layouts for pods writes others when something is in use; a label waits until it is not.
+        waiting = work.possible if wish.on_demand else [*work.possible, *work.blocked]
+        if not waiting and not work.blocked:
             self._close(())
             return Turn(SUCCESS)
-        going = {plan.gpu.uuid: _going(plan) for plan in waiting}
-        while not self._close(frozenset().union(*going.values())):
+        going = {plan.gpu.uuid: _going(plan) for plan in (*waiting, *work.blocked)}
+        closing = frozenset().union(*(going[plan.gpu.uuid] for plan in waiting))
+        while not self._close(closing):
             await self._clock.sleep(CLOSED_SECONDS)
-        held = self._held()
-        in_use = {
-            plan.gpu.index: sorted(
-                {held[uuid] or "a container" for uuid in going[plan.gpu.uuid] & held.keys()}
-            )
-            for plan in waiting
-        }
-        free = [plan.gpu for plan in waiting if not in_use[plan.gpu.index]]
+        if not self._kubelet_knows(closing):
+            return Turn(PENDING, "kubelet has still to say that what will go is given to nobody")
+        users = self._users()
+        in_use = {uuid: sorted({users[one] for one in gone & users.keys()}) for uuid, gone in going.items()}
+        free = [plan.gpu for plan in waiting if not in_use[plan.gpu.uuid]]
         if free:
-            await self._tell(Turn(PENDING, "GPUs are being cut"))
-        executor = MigExecutor(self._driver, held=held.keys(), reset=self._reset)
+            await self._tell(wish, Turn(PENDING, "GPUs are being cut"))
+        executor = MigExecutor(tools.driver, held=users.keys(), reset=tools.reset)
         for gpu in free:
             try:
                 await asyncio.to_thread(executor.carry_out, {gpu.uuid: goals[gpu.uuid]})
             except GpuSliceError as error:
                 self._close(())
                 return Turn(FAILED, str(error))
-            _log.info("a GPU was cut", gpu=gpu.index, config=wish)
-        who = [f"GPU {index}: {', '.join(users)}" for index, users in sorted(in_use.items()) if users]
+            _log.info("a GPU was cut", gpu=gpu.index, wish=wish)
+        if wish.on_demand:
+            self._close(())
+        indexes = {plan.gpu.uuid: plan.gpu.index for plan in (*waiting, *work.blocked)}
+        who = sorted((indexes[uuid], ", ".join(names)) for uuid, names in in_use.items() if names)
         if who:
-            return Turn(PENDING, f"these have to end first: {'; '.join(who)}")
+            said = "; ".join(f"GPU {index}: {names}" for index, names in who)
+            return Turn(PENDING, f"these have to end first: {said}")
         self._close(())
         return Turn(SUCCESS)
 
-    async def _plans(self, goals: Mapping[str, MigGoal]) -> list[GpuPlan]:
+    def _kubelet_knows(self, closing: Collection[str]) -> bool:
+        """True once the node promises to schedulers no more than what is still given out.
+
+        A pod that one of them places on what is about to go would be turned away by the kubelet.
+        """
+        offered = self._tools.backend.gpus()
+        allocatable = (self._node.status.allocatable if self._node else None) or {}
+        for resource in {gpu.resource for gpu in offered if gpu.device in closing}:
+            said = parse_count(allocatable.get(resource, 0), field=f"status.allocatable[{resource}]")
+            if said > sum(_is_offered(gpu, resource) for gpu in offered):
+                return False
+        return True
+
+    async def _plans(self, goals: Mapping[str, MigGoal]) -> _Work:
         """What is to be done, all checked before anything is touched. Raises MigRefused, DriverError.
 
         A GPU that can be as it is wished beside what is in use is planned so; otherwise as if nothing were.
         """
-        careful = MigExecutor(self._driver, held=self._held().keys(), reset=self._reset)
-        bold = MigExecutor(self._driver, reset=self._reset)
-        plans: list[GpuPlan] = []
+        driver, reset = self._tools.driver, self._tools.reset
+        careful = MigExecutor(driver, held=self._users().keys(), reset=reset)
+        bold = MigExecutor(driver, reset=reset)
+        work = _Work()
         for uuid, goal in goals.items():
             try:
-                found = await asyncio.to_thread(careful.plan, {uuid: goal})
+                found, kind = await asyncio.to_thread(careful.plan, {uuid: goal}), work.possible
             except MigRefused:
-                found = await asyncio.to_thread(bold.plan, {uuid: goal})
-            plans += [plan for plan in found if not plan.does_nothing]
-        return plans
+                found, kind = await asyncio.to_thread(bold.plan, {uuid: goal}), work.blocked
+            kind += [plan for plan in found if not plan.does_nothing]
+        return work
 
-    async def _tell(self, turn: Turn) -> None:
+    async def _tell(self, wish: MigWish, turn: Turn | None = None) -> None:
+        """Write what the node does not say yet. Without a turn nothing was asked, so nothing is answered."""
+        labels: dict[str, str] = {}
+        annotations: dict[str, str | None] = {}
+        if turn is not None:
+            labels[names.MIG_CONFIG_STATE] = turn.state
+            annotations[names.MIG_CONFIG_REASON] = turn.reason or None
+        if wish.on_demand:
+            machine = await asyncio.to_thread(survey, self._tools.driver)
+            annotations[names.MIG_CUTS] = encode_cuts(machine.cuts)
+        else:
+            annotations |= _NOTHING_ON_DEMAND
         node = self._node
         if node is None:
             return
-        said = (
-            (node.metadata.labels or {}).get(names.MIG_CONFIG_STATE),
-            node.annotations.get(names.MIG_CONFIG_REASON, ""),
-        )
-        if said == (turn.state, turn.reason):
+        present = node.metadata.labels or {}
+        labels = {key: value for key, value in labels.items() if present.get(key) != value}
+        annotations = {key: value for key, value in annotations.items() if node.annotations.get(key) != value}
+        if not labels and not annotations:
             return
-        body = {
-            "metadata": {
-                "labels": {names.MIG_CONFIG_STATE: turn.state},
-                "annotations": {names.MIG_CONFIG_REASON: turn.reason or None},
-            }
-        }
+        body = {"metadata": {"labels": labels, "annotations": annotations}}
         told = await self._client.patch(Node, self._name, body)
-        if self._node is not None and self._node.uid == told.uid and _wish(self._node) == _wish(told):
+        if (
+            self._node is not None
+            and self._node.uid == told.uid
+            and MigWish.of(self._node) == MigWish.of(told)
+        ):
             self._node = told
 
 
-def _wish(node: Node) -> str:
-    """The configuration that the node is to have; "" if nobody says so, or NVIDIA's own manager listens."""
-    labels = node.metadata.labels or {}
-    return "" if labels.get(NVIDIAS, "false") != "false" else labels.get(names.MIG_CONFIG, "")
+_NOTHING_ON_DEMAND: Final[Mapping[str, None]] = {names.MIG_CUTS: None, names.MIG_WANTED: None}
+"""What a node that is not cut on demand has no more: old layouts must not come back with the policy."""
+
+
+def _matters(node: Node) -> tuple[object, ...]:
+    return MigWish.of(node), node.status.allocatable
+
+
+def _is_offered(gpu: Gpu, resource: str) -> bool:
+    return gpu.healthy and gpu.resource == resource
 
 
 def _going(plan: GpuPlan) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from gpuslice.cluster.migrecords import CutGpu
 from gpuslice.config.migexport import MigState
 from gpuslice.config.migparted import MigPartedFile, MigTarget, MigWish
 from gpuslice.config.migstandard import standard_configs
@@ -36,6 +37,13 @@ class MigGpu:
         return MigWish(enabled, dict(self.layout.devices) if self.layout else {})
 
     @property
+    def devices(self) -> dict[tuple[int, int], str]:
+        """UUIDs of its MIG devices, by the start of the GPU instance and the compute instance's id."""
+        starts = {gi.id: gi.start for gi in self.layout.instances} if self.layout else {}
+        found = [mig for mig in self.gpu.mig_devices if mig.gpu_instance in starts]
+        return {(starts[mig.gpu_instance], mig.compute_instance): mig.uuid for mig in found}
+
+    @property
     def state(self) -> MigState:
         """The same with its place and its kind, for export."""
         return MigState(self.gpu.index, self.target.board, self.wish)
@@ -51,6 +59,22 @@ class MigMachine:
     def find(self, uuid: str) -> MigGpu | None:
         """The GPU of that UUID."""
         return next((one for one in self.gpus if one.gpu.uuid == uuid), None)
+
+    @property
+    def cuts(self) -> tuple[CutGpu, ...]:
+        """What can be cut and what is cut, for those who plan from afar; who uses what is left out."""
+        return tuple(
+            CutGpu(
+                one.gpu.uuid,
+                one.gpu.index,
+                one.gpu.mig is not None and one.gpu.mig.current,
+                one.layout,
+                one.gpu.healthy,
+                one.devices,
+            )
+            for one in self.gpus
+            if one.layout is not None
+        )
 
     @property
     def standard(self) -> MigPartedFile:

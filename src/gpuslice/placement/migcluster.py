@@ -33,7 +33,7 @@ class MigGpu:
     """One GPU of a node, and what is cut on it.
 
     If it may not be cut, only what is idle there counts. If it may be, but nothing may be destroyed,
-    instances are only added.
+    instances are only added. `off`: MIG has to be switched on first, so that other GPUs are rather opened.
     """
 
     node: str
@@ -41,14 +41,19 @@ class MigGpu:
     layout: MigLayout
     may_cut: bool = True
     may_destroy: bool = True
+    off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MigDemand:
-    """A pod that waits, and how many MIG devices of each profile it needs, all on one node."""
+    """A pod that waits, and how many MIG devices of each profile it needs, all on one node.
+
+    `nodes`: those that suit it otherwise; None: all.
+    """
 
     pod: str
     wanted: Mapping[MigProfile, int]
+    nodes: frozenset[str] | None = None
 
     @property
     def devices(self) -> tuple[MigProfile, ...]:
@@ -122,7 +127,7 @@ def _by_size(demand: MigDemand) -> tuple[list[tuple[int, int]], str]:
 
 _Devices = tuple[MigProfile, ...]
 _Cost = tuple[int, int, int, int]
-"""Instances destroyed, GPUs opened, placements lost, steps: compared in this order."""
+"""Instances destroyed, GPUs opened (twice if MIG is off), placements lost, steps: compared in this order."""
 _FREE: _Cost = (0, 0, 0, 0)
 
 
@@ -134,10 +139,10 @@ def _sum(costs: Iterable[_Cost]) -> _Cost:
 class _Kind:
     """GPUs that are cut alike, and everything that one of them was asked to give."""
 
-    __slots__ = ("answers", "future", "layout", "may_cut", "may_destroy")
+    __slots__ = ("answers", "future", "layout", "may_cut", "may_destroy", "off")
 
-    def __init__(self, layout: MigLayout, may_cut: bool, may_destroy: bool) -> None:
-        self.layout, self.may_cut, self.may_destroy = layout, may_cut, may_destroy
+    def __init__(self, layout: MigLayout, may_cut: bool, may_destroy: bool, off: bool) -> None:
+        self.layout, self.may_cut, self.may_destroy, self.off = layout, may_cut, may_destroy, off
         space = space_of(layout.geometry)
         self.future = space.future(*space.state(layout))
         self.answers: dict[_Devices, _State | None] = {}
@@ -158,8 +163,8 @@ class _State:
 
     def __init__(self, number: int, kind: _Kind, wanted: _Devices, plan: MigPlan) -> None:
         self.number, self.kind, self.wanted, self.plan = number, kind, wanted, plan
-        opened = bool(wanted) and not kind.layout.instances
-        self.cost: _Cost = (plan.destroyed, int(opened), kind.future - plan.future, len(plan.steps))
+        opened = 1 + kind.off if wanted and not kind.layout.instances else 0
+        self.cost: _Cost = (plan.destroyed, opened, kind.future - plan.future, len(plan.steps))
         self.next: dict[MigProfile, _State | None] = {}
 
 
@@ -167,13 +172,13 @@ class _States:
     """Every state that came up, and which nodes can take what."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[MigLayout, bool, bool], _Kind] = {}
+        self._kinds: dict[tuple[MigLayout, bool, bool, bool], _Kind] = {}
         self._numbers = count()
         self._fits: dict[tuple[tuple[int, ...], _Devices], tuple[_Cost, tuple[int, ...]] | None] = {}
 
     def of(self, gpu: MigGpu) -> _State:
         """The state of a GPU before anything is planned."""
-        key = (gpu.layout, gpu.may_cut, gpu.may_destroy)
+        key = (gpu.layout, gpu.may_cut, gpu.may_destroy, gpu.off)
         if key not in self._kinds:
             self._kinds[key] = _Kind(*key)
         state = self._state(self._kinds[key], ())
@@ -272,8 +277,8 @@ class _Round:
     def _place(self, demand: MigDemand) -> bool:
         devices = demand.devices
         best: tuple[_Cost, str, tuple[int, ...]] | None = None
-        for nodes in self._alike.values():
-            if nodes:
+        for alike in self._alike.values():
+            if nodes := alike if demand.nodes is None else alike & demand.nodes:
                 node = min(nodes)
                 fit = self._states.fit([state for state, _ in self._nodes[node]], devices)
                 if fit is not None and (best is None or (fit[0], node) < best[:2]):
@@ -321,8 +326,9 @@ class _Round:
 
 
 def _why_not(demand: MigDemand, gpus: Sequence[MigGpu]) -> Verdict:
-    """Why no node takes a pod. The numbers are those of the cluster."""
+    """Why no node takes a pod. The numbers are those of the nodes that suit it."""
     asked = Counter(dict(demand.wanted))
+    gpus = [gpu for gpu in gpus if demand.nodes is None or gpu.node in demand.nodes]
     geometries = {gpu.layout.geometry for gpu in gpus}
     numbers = {"gpus": len(gpus), "gpus_that_may_be_cut": sum(gpu.may_cut for gpu in gpus)}
     for profile in sorted(asked):

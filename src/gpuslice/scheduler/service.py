@@ -28,6 +28,7 @@ from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import Cycle, Decision
 from gpuslice.scheduler.facts import Demand, PodFacts, read_pod
 from gpuslice.scheduler.joining import Joining
+from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
 from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.preemption import Planner, Preemptor
@@ -310,10 +311,12 @@ async def run_scheduler(
     random: Callable[[], float],
     binder: Binder | None = None,
     scheduler_names: Collection[str] = (names.SCHEDULER_NAME,),
+    mig_idle_seconds: float = IDLE_SECONDS,
 ) -> None:
     """Run a complete scheduler until cancelled. The caller runs the feed; it may run already.
 
     `binder`: the one of this process, run by its owner, if the extender binds through it as well.
+    `mig_idle_seconds`: how long what was cut on demand may be idle.
     """
     recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id, random=random)
     own = binder or Binder(cluster, client, clock=clock, random=random)
@@ -327,10 +330,14 @@ async def run_scheduler(
         binder=own,
         random=random,
     )
+    cutting = MigDemandController(
+        client, cluster, feed, clock=clock, recorder=recorder, idle_seconds=mig_idle_seconds
+    )
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(recorder.run())
             group.create_task(scheduler.run())
+            group.create_task(cutting.run())
             if binder is None:
                 group.create_task(own.run())
     finally:

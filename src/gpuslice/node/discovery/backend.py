@@ -123,6 +123,11 @@ class DiscoveredGpus:
         """The machine with all that is known of it, MIG devices among it."""
         return self._found
 
+    @property
+    def strategy(self) -> MigStrategy:
+        """How MIG devices are counted."""
+        return self._strategy
+
     def close(self, uuids: Collection[str]) -> None:
         """These are to be given to nobody; those of before are open again."""
         if frozenset(uuids) != self._closed:

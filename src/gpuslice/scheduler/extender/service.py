@@ -21,6 +21,7 @@ from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.extender.app import ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
 from gpuslice.scheduler.extender.waking import Waker
+from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
 from gpuslice.scheduler.preemption_controller import PreemptionController
 
 COMPONENT = "gpuslice-extender"
@@ -54,11 +55,12 @@ async def extender(
     admission: Callable[[bytes], bytes] | None = None,
     leadership: Leadership | None = None,
     serves: Callable[[str], bool] = SCHEDULER_NAME.__ne__,
+    mig_idle_seconds: float = IDLE_SECONDS,
 ) -> AsyncIterator[Listening]:
     """Run an extender while the block runs. It listens at once and is ready once its cache is complete.
 
     Every replica answers; of several, only the one that leads evicts pods to make room, and only for pods of
-    schedulers that it `serves`.
+    schedulers that it `serves`. It also has GPUs cut on demand; what was cut may be idle `mig_idle_seconds`.
 
     Leaving the block turns /readyz to 503, finishes binds in flight, then stops. Raises InputError if the
     address is taken or the TLS files cannot be used; what goes wrong later comes as an ExceptionGroup.
@@ -70,6 +72,15 @@ async def extender(
     # kube-scheduler never asks its extender to make room on a single GPU; this watches for such pods.
     preemption = PreemptionController(
         client, cluster, feed, serves=serves, clock=clock, recorder=recorder, leadership=leadership
+    )
+    cutting = MigDemandController(
+        client,
+        cluster,
+        feed,
+        clock=clock,
+        recorder=recorder,
+        leadership=leadership,
+        idle_seconds=mig_idle_seconds,
     )
     waker = Waker(client, cluster, feed, clock=clock)
     stopping = False
@@ -89,7 +100,8 @@ async def extender(
             serving(app, host=host, port=port, clock=clock, tls=tls) as (bound_host, bound_port),
             asyncio.TaskGroup() as group,
         ):
-            parts = [feed.run(), binder.run(), recorder.run(), preemption.run(), waker.run(), _settle(feed)]
+            parts = [feed.run(), binder.run(), recorder.run(), _settle(feed)]
+            parts += [preemption.run(), cutting.run(), waker.run()]
             if leadership is not None:
                 parts.append(leadership.run())
             tasks = [group.create_task(part) for part in parts]

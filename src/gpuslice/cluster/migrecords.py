@@ -1,0 +1,222 @@
+"""What a node's agent tells of its GPUs' MIG instances, and what it is told to make of them. Text and values.
+
+Two annotations of a node whose GPUs are cut as pods need it: `gpuslice.io/mig`, by its agent, says what can
+be cut and what is cut; `gpuslice.io/mig-wanted`, by who looks at the pods that wait, how it is to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import msgspec
+
+from gpuslice import names
+from gpuslice.devices.mig import GiProfile, MigGeometry, limits_of
+from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout, layout
+from gpuslice.devices.migprofile import MigProfile
+from gpuslice.errors import InputError
+
+
+class MigPolicy(StrEnum):
+    """Who decides how a node's GPUs are cut: the label nvidia.com/mig.config, or the pods that wait.
+
+    On demand, instances are added where nothing lies; with `drain`, idle ones give way as well.
+    """
+
+    STATIC = "static"
+    ON_DEMAND = "on-demand"
+    ON_DEMAND_DRAIN = "on-demand-drain"
+
+    @classmethod
+    def of(cls, labels: Mapping[str, str]) -> MigPolicy:
+        """A node's. Raises InputError for a word that is none."""
+        word = labels.get(names.MIG_POLICY, cls.STATIC)
+        try:
+            return cls(word)
+        except ValueError:
+            known = ", ".join(cls)
+            raise InputError(
+                f"{word!r} is no policy; write one of {known}", field=f"label {names.MIG_POLICY}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class CutGpu:
+    """One GPU that can be cut. `layout` is empty while MIG is off.
+
+    `devices` are the UUIDs of its MIG devices, by the GPU instance's start and the compute instance's id.
+    """
+
+    uuid: str
+    index: int
+    enabled: bool
+    layout: MigLayout
+    healthy: bool = True
+    devices: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+    def marked(self, used: Collection[str]) -> MigLayout:
+        """The layout with those of these MIG devices marked that are in use."""
+        return replace(self.layout, instances=tuple(self._marked(gi, used) for gi in self.layout.instances))
+
+    def _marked(self, gi: GpuInstance, used: Collection[str]) -> GpuInstance:
+        parts = (replace(ci, in_use=self.devices.get((gi.start, ci.id)) in used) for ci in gi.compute)
+        return replace(gi, compute=tuple(parts))
+
+
+Target = tuple[str, ...] | None
+"""How a GPU is to be: placements such as "3g.20gb@4" (see `miglayout.layout`); None: MIG off."""
+
+
+def placements(of: MigLayout) -> tuple[str, ...]:
+    """A layout as its placements are written."""
+    return tuple(f"{device}@{gi.start}" for gi in of.instances for device in gi.devices)
+
+
+class _Profile(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    enum: int
+    id: int
+    size: int
+    starts: list[int]
+    most: int
+
+
+class _Kind(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    memory: int
+    compute: int
+    profiles: list[_Profile]
+
+
+class _Part(msgspec.Struct, frozen=True, gc=False):
+    slices: int
+    id: int
+    uuid: str = ""
+
+
+class _Instance(msgspec.Struct, frozen=True, gc=False):
+    profile: str
+    start: int
+    id: int
+    parts: list[_Part]
+
+
+class _Gpu(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    uuid: str
+    index: int
+    kind: int
+    enabled: bool = False
+    healthy: bool = True
+    instances: list[_Instance] = []
+
+
+class _Record(msgspec.Struct, frozen=True, gc=False):
+    kinds: list[_Kind]
+    gpus: list[_Gpu]
+
+
+_records = msgspec.json.Decoder(_Record)
+_targets = msgspec.json.Decoder(dict[str, list[str] | None])
+
+
+def encode_cuts(gpus: Iterable[CutGpu]) -> str:
+    """What the agent publishes."""
+    gpus = tuple(gpus)
+    kinds = list(dict.fromkeys(gpu.layout.geometry for gpu in gpus))
+    return msgspec.json.encode(
+        _Record(
+            [_kind(kind) for kind in kinds], [_gpu(gpu, kinds.index(gpu.layout.geometry)) for gpu in gpus]
+        )
+    ).decode()
+
+
+def decode_cuts(annotations: Mapping[str, str]) -> tuple[CutGpu, ...]:
+    """The GPUs that can be cut, as the agent published them; () if it published none.
+
+    Raises InputError if the annotation was damaged: such a node is left as it is until its agent mends it.
+    """
+    text = annotations.get(names.MIG_CUTS)
+    if text is None:
+        return ()
+    where = f"metadata.annotations[{names.MIG_CUTS}]"
+    try:
+        record = _records.decode(text)
+        kinds = [_geometry(kind) for kind in record.kinds]
+        return tuple(_cut(gpu, kinds[gpu.kind]) for gpu in record.gpus)
+    except (msgspec.DecodeError, UnicodeError, IndexError, InputError) as error:
+        raise InputError(
+            f"not readable ({error}); restart the node's agent, it writes it anew", field=where
+        ) from error
+
+
+def encode_wanted(targets: Mapping[str, Target]) -> str:
+    """What the agent is told, by the GPU's UUID."""
+    return msgspec.json.encode({uuid: targets[uuid] for uuid in sorted(targets)}).decode()
+
+
+def decode_wanted(annotations: Mapping[str, str]) -> dict[str, Target]:
+    """How GPUs are to be, by UUID; those that are not named stay as they are.
+
+    Raises InputError for what cannot be read; placements are read where their geometry is known.
+    """
+    text = annotations.get(names.MIG_WANTED)
+    if text is None:
+        return {}
+    try:
+        wanted = _targets.decode(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InputError(
+            f"not readable ({error}); remove the annotation, the scheduler writes it anew",
+            field=f"metadata.annotations[{names.MIG_WANTED}]",
+        ) from error
+    return {uuid: None if target is None else tuple(target) for uuid, target in wanted.items()}
+
+
+def _kind(of: MigGeometry) -> _Kind:
+    profiles = [_Profile(str(p.name), p.enum, p.id, p.size, list(p.starts), p.max_count) for p in of.profiles]
+    return _Kind(of.name, of.memory_slices, of.compute_slices, profiles)
+
+
+def _gpu(gpu: CutGpu, kind: int) -> _Gpu:
+    instances = [
+        _Instance(
+            str(gi.profile),
+            gi.start,
+            gi.id,
+            [_Part(ci.slices, ci.id, gpu.devices.get((gi.start, ci.id), "")) for ci in gi.compute],
+        )
+        for gi in gpu.layout.instances
+    ]
+    return _Gpu(gpu.uuid, gpu.index, kind, gpu.enabled, gpu.healthy, instances)
+
+
+def _geometry(kind: _Kind) -> MigGeometry:
+    profiles = tuple(
+        GiProfile(MigProfile.parse(p.name), p.enum, p.id, p.size, tuple(p.starts), p.most)
+        for p in kind.profiles
+    )
+    return MigGeometry(kind.name, kind.memory, kind.compute, profiles, limits_of(profiles))
+
+
+def _cut(gpu: _Gpu, geometry: MigGeometry) -> CutGpu:
+    instances = tuple(
+        GpuInstance(
+            geometry.profile(MigProfile.parse(one.profile)),
+            one.start,
+            one.id,
+            tuple(ComputeInstance(part.slices, part.id) for part in one.parts),
+        )
+        for one in gpu.instances
+    )
+    devices = {(one.start, part.id): part.uuid for one in gpu.instances for part in one.parts}
+    made = MigLayout(geometry, instances)
+    if made.fault is not None:
+        raise InputError(made.fault)
+    return CutGpu(gpu.uuid, gpu.index, gpu.enabled, made, gpu.healthy, devices)
+
+
+def target_layout(geometry: MigGeometry, target: Target) -> MigLayout:
+    """The layout of a target, nothing of it in use. Raises InputError if this GPU cannot be so."""
+    return layout(geometry, *(target or ()))

@@ -1,0 +1,53 @@
+"""Who uses a node's GPUs and MIG devices, or is about to: what must not be cut. Pure.
+
+A pod that is bound to the node and has not started is about to. If a scheduler said which device it gets,
+that one is its; if only the kubelet will say (kube-scheduler counts MIG devices and no more), every device
+of the kind is, as long as it might need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpuslice import names
+from gpuslice.devices.inventory import Gpu
+from gpuslice.devices.sharing import device_of
+from gpuslice.node.holdings import Held, Owner
+from gpuslice.node.nodepod import NodePod
+
+SOMEBODY = "a container"
+
+
+def users(held: Iterable[Held], pods: Mapping[str, NodePod], gpus: Iterable[Gpu]) -> dict[str, str]:
+    """UUID -> namespace/name. `gpus`: those that have to go are unhealthy, so that nobody new gets them."""
+    held, gpus = tuple(held), tuple(gpus)
+    found: dict[str, str] = {}
+    owned: set[Owner] = set()
+    for holding in held:
+        pod = pods.get(holding.owner.uid) if holding.owner else None
+        found |= dict.fromkeys(map(device_of, holding.gpus), pod.key if pod else SOMEBODY)
+        if holding.owner is not None:
+            owned.add(holding.owner)
+    unplanned: dict[str, list[str]] = {}
+    for pod in pods.values():
+        if not pod.alive:
+            continue
+        for container in pod.request.containers:
+            if Owner(pod.uid, container.name) in owned:
+                continue
+            if pod.planned is not None:
+                for grant in pod.planned.of(container.name):
+                    found.setdefault(device_of(grant.gpu), pod.key)
+            elif container.whole:
+                unplanned.setdefault(container.resource, []).extend([pod.key] * container.whole)
+            else:
+                unplanned.setdefault(names.GPU_MEM, []).append(pod.key)
+    for resource, keys in unplanned.items():
+        suitable = [gpu for gpu in gpus if _counts(gpu, resource) and gpu.device not in found]
+        if len(keys) > sum(gpu.healthy for gpu in suitable):
+            found |= {gpu.device: keys[-1] for gpu in suitable if not gpu.healthy}
+    return found
+
+
+def _counts(gpu: Gpu, resource: str) -> bool:
+    return gpu.shareable if resource == names.GPU_MEM else gpu.resource == resource

@@ -1,0 +1,116 @@
+"""How GPUs that are cut on demand are to be: room for the pods that wait, and what nobody needs is undone.
+
+Three things, the first that applies to a GPU: what `migcluster` plans for the pods; MIG off again, if pods
+wait for uncut GPUs and nothing lies on this one; the end of instances that have been idle for long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuslice.devices.miglayout import MigLayout
+from gpuslice.placement.migcluster import MigDemand, MigGpu, MigPlacement, plan_cluster
+from gpuslice.placement.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DemandGpu:
+    """One GPU that is cut on demand.
+
+    `layout`: as it is, or as it was told to become, with what is in use marked. `enabled`: MIG is or will be
+    on. `may_change`: it is healthy, and nobody uses it uncut. `drains`: idle instances give way to pods at
+    once. `idle_long`: starts of the instances that have been idle for long.
+    """
+
+    node: str
+    uuid: str
+    layout: MigLayout
+    enabled: bool = True
+    may_change: bool = True
+    drains: bool = False
+    idle_long: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class UncutDemand:
+    """A pod that waits for so many GPUs that are not cut (whole, or to share their memory)."""
+
+    pod: str
+    gpus: int
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DemandPlan:
+    """How GPUs are to become, by UUID: only those that are to change; None: MIG off.
+
+    `placed` are the pods that this serves (or that what is idle serves), `refused` says why others get
+    nothing.
+    """
+
+    targets: Mapping[str, MigLayout | None] = field(default_factory=dict)
+    placed: tuple[MigPlacement, ...] = ()
+    refused: Mapping[str, Verdict] = field(default_factory=dict)
+
+
+def plan_demand(
+    gpus: Iterable[DemandGpu], pods: Iterable[MigDemand], uncut: Iterable[UncutDemand] = ()
+) -> DemandPlan:
+    """What is to become of the GPUs. Equal questions get equal answers in any order."""
+    gpus = sorted(gpus, key=lambda gpu: (gpu.node, gpu.uuid))
+    cutting = plan_cluster(map(_as_asked, gpus), pods)
+    targets: dict[str, MigLayout | None] = {uuid: plan.after for uuid, plan in cutting.plans.items()}
+    serving = {uuid for placement in cutting.placed for _, uuid in placement.devices}
+    empty = [gpu for gpu in gpus if _is_empty(gpu) and gpu.uuid not in serving]
+    whole = Counter(
+        gpu.node for gpu in gpus if not gpu.enabled and gpu.may_change and gpu.uuid not in serving
+    )
+    for uuid in _to_switch_off(empty, whole, sorted(uncut, key=lambda demand: demand.pod)):
+        targets[uuid] = None
+    for gpu in gpus:
+        if gpu.uuid not in serving and gpu.uuid not in targets and gpu.may_change:
+            kept = tuple(gi for gi in gpu.layout.instances if gi.in_use or gi.start not in gpu.idle_long)
+            if len(kept) < len(gpu.layout.instances):
+                targets[gpu.uuid] = replace(gpu.layout, instances=kept)
+    return DemandPlan(targets, cutting.placed, cutting.refused)
+
+
+def _as_asked(gpu: DemandGpu) -> MigGpu:
+    return MigGpu(
+        gpu.node,
+        gpu.uuid,
+        gpu.layout,
+        may_cut=gpu.may_change,
+        may_destroy=gpu.drains,
+        off=not gpu.enabled,
+    )
+
+
+def _is_empty(gpu: DemandGpu) -> bool:
+    return gpu.enabled and gpu.may_change and not gpu.layout.instances
+
+
+def _to_switch_off(
+    empty: Sequence[DemandGpu], whole: Counter[str], demands: Iterable[UncutDemand]
+) -> Iterator[str]:
+    """GPUs to give back uncut, as many as complete what a node has already. `whole`: free ones, by node."""
+    left = list(empty)
+    have = whole.copy()
+    for demand in demands:
+        ways = []
+        for node in demand.nodes:
+            there = [gpu for gpu in left if gpu.node == node]
+            missing = demand.gpus - have[node]
+            if missing <= 0:
+                break  # what is free there will do
+            if missing <= len(there):
+                ways.append((missing, node))
+        else:
+            if ways:
+                missing, node = min(ways)
+                chosen = [gpu for gpu in left if gpu.node == node][:missing]
+                left = [gpu for gpu in left if gpu not in chosen]
+                have[node] = 0
+                yield from (gpu.uuid for gpu in chosen)

@@ -1,0 +1,347 @@
+"""MIG on demand: GPUs are cut for the pods that wait, and what has been idle for long is undone.
+
+Whoever schedules finds no node for a pod that asks for a MIG device which does not exist. This controller
+looks at such pods and says to nodes of the policy (the label gpuslice.io/mig-policy) how their GPUs are to
+be; their agents cut them, and the new devices wake the scheduler. A pod is never placed before its device is
+there. Nothing is remembered but since when devices are idle: every round compares the pods with what the
+nodes say and were told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from gpuslice import names
+from gpuslice.clock import Clock
+from gpuslice.cluster.feed import ChangeKind, ClusterFeed
+from gpuslice.cluster.migrecords import (
+    CutGpu,
+    MigPolicy,
+    Target,
+    decode_cuts,
+    decode_wanted,
+    encode_wanted,
+    placements,
+    target_layout,
+)
+from gpuslice.cluster.state import Cluster
+from gpuslice.devices.miglayout import MigLayout, say_counts
+from gpuslice.devices.migprofile import MigProfile
+from gpuslice.devices.sharing import device_of
+from gpuslice.errors import GpuSliceError, InputError
+from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.leading import Alone, Leadership
+from gpuslice.kube.wire import KubeObject, Node, Pod
+from gpuslice.placement.migcluster import MigDemand, MigPlacement
+from gpuslice.placement.migdemand import DemandGpu, DemandPlan, UncutDemand, plan_demand
+from gpuslice.placement.migrestore import plan_restore
+from gpuslice.placement.room import GpuRoom
+from gpuslice.placement.verdict import Verdict
+from gpuslice.scheduler.facts import PodFacts, read_pod
+from gpuslice.scheduler.joining import Joining
+from gpuslice.scheduler.nodes import NodeTable
+
+IDLE_SECONDS: Final = 60.0
+"""How long an instance may be idle before it is undone."""
+PAUSE_SECONDS: Final = 0.2
+"""Changes within this time are looked at together."""
+LOOK_SECONDS: Final = 5.0
+"""How often to look without news."""
+RETRY_SECONDS: Final = 60.0
+"""How long nothing new is asked of a node that could not do what it was told."""
+FAILED: Final = "failed"
+
+_log = structlog.get_logger(__name__)
+
+
+class MigDemandController:
+    """One per cluster acts: the one that leads. The feed and the recorder are run by the caller."""
+
+    def __init__(
+        self,
+        client: Client,
+        cluster: Cluster,
+        feed: ClusterFeed,
+        *,
+        clock: Clock,
+        recorder: EventRecorder,
+        leadership: Leadership | None = None,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._clock = clock
+        self._recorder = recorder
+        self._leadership = leadership or Alone()
+        self._idle_seconds = idle_seconds
+        self._table = NodeTable()
+        self._nodes: dict[str, Node] = {}
+        self._waiting: dict[str, PodFacts] = {}
+        self._idle_since: dict[str, float] = {}
+        self._refrain: dict[str, float] = {}
+        self._said: dict[str, str] = {}
+        self._cuts: dict[str, tuple[str, tuple[CutGpu, ...]]] = {}
+        self._changed = asyncio.Event()
+        self._joining = Joining(client, feed, self._on_change, clock=clock)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._joining.catch_up()
+        while True:
+            await self._news()
+            await self._clock.sleep(PAUSE_SECONDS)
+            self._changed.clear()
+            if self._nodes and self._leadership.leads:
+                try:
+                    await self._round()
+                except GpuSliceError as error:
+                    _log.warning("cannot say to nodes how their GPUs are to be", error=str(error))
+
+    async def _news(self) -> None:
+        tick = asyncio.create_task(self._clock.sleep(self._patience()))
+        news = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait((tick, news) if self._nodes else (news,), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            tick.cancel()
+            news.cancel()
+
+    def _patience(self) -> float:
+        """Seconds until something will have been idle for long."""
+        now = self._clock.monotonic()
+        left = (since + self._idle_seconds - now for since in self._idle_since.values())
+        return min((wait for wait in left if wait > 0), default=LOOK_SECONDS)
+
+    # --- one round --------------------------------------------------------------------------------
+    async def _round(self) -> None:
+        now = self._clock.monotonic()
+        gpus: dict[str, DemandGpu] = {}
+        idle: dict[str, float] = {}
+        for name, node in self._nodes.items():
+            gpus |= {gpu.uuid: gpu for gpu in self._gpus(name, node, now, idle)}
+        self._idle_since = idle
+        plan = plan_demand(gpus.values(), self._mig_demands(), self._uncut_demands())
+        for name, node in self._nodes.items():
+            if now >= self._refrain.get(name, now):
+                await self._tell(node, {u: g for u, g in gpus.items() if g.node == name}, plan.targets)
+        self._explain(plan)
+
+    def _gpus(self, name: str, node: Node, now: float, idle: dict[str, float]) -> list[DemandGpu]:
+        """A node's, as they are or will be. `idle`: since when devices are idle, filled here."""
+        failed = node.labels.get(names.MIG_CONFIG_STATE) == FAILED
+        if not failed:
+            self._refrain.pop(name, None)
+        elif now >= self._refrain.get(name, 0.0):
+            # The first time: leave it alone for a time. Later: let it try, then leave it alone again.
+            first = name not in self._refrain
+            self._refrain[name] = now + RETRY_SECONDS
+            failed = first
+        try:
+            policy = MigPolicy.of(node.labels)
+            cuts = self._read(node)
+            wanted = {} if failed else decode_wanted(node.annotations)
+        except InputError as error:
+            _log.warning("a node is left as it is", node=name, error=str(error))
+            return []
+        rooms = {room.uuid: room for room in self._cluster.fleet.rooms(name)}
+        used = {device_of(uuid) for uuid, room in rooms.items() if not room.free}
+        sick = {device_of(uuid) for uuid, room in rooms.items() if not room.healthy}
+        found = []
+        for cut in cuts:
+            long = frozenset(self._idle_long(cut, used, now, idle))
+            layout, enabled = _aim(cut, cut.marked(used), wanted)
+            whole = rooms.get(cut.uuid)
+            may_change = cut.healthy and not failed and (cut.enabled or _is_free(whole))
+            layout = _without(layout, cut, sick)
+            found.append(
+                DemandGpu(
+                    name,
+                    cut.uuid,
+                    layout,
+                    enabled,
+                    may_change,
+                    policy is MigPolicy.ON_DEMAND_DRAIN,
+                    long if layout == cut.marked(used) else frozenset(),
+                )
+            )
+        return found
+
+    def _read(self, node: Node) -> tuple[CutGpu, ...]:
+        """What the node's agent says; read once per text."""
+        text = node.annotations.get(names.MIG_CUTS, "")
+        known = self._cuts.get(node.name)
+        if known is None or known[0] != text:
+            known = self._cuts[node.name] = text, decode_cuts(node.annotations)
+        return known[1]
+
+    def _idle_long(self, cut: CutGpu, used: set[str], now: float, idle: dict[str, float]) -> list[int]:
+        """Starts of the instances all of whose devices have been idle for long."""
+        found = []
+        for gi in cut.layout.instances:
+            devices = [cut.devices[gi.start, ci.id] for ci in gi.compute] or [f"{cut.uuid}@{gi.start}"]
+            idle |= {uuid: self._idle_since.get(uuid, now) for uuid in devices if uuid not in used}
+            if all(uuid in idle and now - idle[uuid] >= self._idle_seconds for uuid in devices):
+                found.append(gi.start)
+        return found
+
+    def _mig_demands(self) -> list[MigDemand]:
+        demands = []
+        for uid, facts in self._waiting.items():
+            wanted = {
+                profile: count
+                for resource, count in facts.demand.request.devices.items()
+                if (profile := MigProfile.of_resource(resource)) is not None
+            }
+            nodes = self._suitable(facts) if wanted else frozenset()
+            if nodes:
+                demands.append(MigDemand(uid, wanted, nodes))
+        return demands
+
+    def _uncut_demands(self) -> list[UncutDemand]:
+        demands = []
+        for uid, facts in self._waiting.items():
+            request = facts.demand.request
+            gpus = request.devices.get(names.WHOLE_GPU, 0) or min(request.units, 1)
+            nodes = self._suitable(facts) if gpus else frozenset()
+            if nodes:
+                demands.append(UncutDemand(uid, gpus, nodes))
+        return demands
+
+    def _suitable(self, facts: PodFacts) -> frozenset[str]:
+        """Nodes of the policy on which the pod could run but for its GPUs."""
+        table, demand = self._table, facts.demand
+        suits = table.alive & (table.answers(demand.rules).refusals == 0) & table.fits(demand.footprint)
+        return frozenset(table.names[suits].tolist()) & self._nodes.keys()
+
+    async def _tell(
+        self, node: Node, gpus: Mapping[str, DemandGpu], targets: Mapping[str, MigLayout | None]
+    ) -> None:
+        """Say to a node how its GPUs are to be, if that is not what was said."""
+        try:
+            said = decode_wanted(node.annotations)
+        except InputError:
+            said = {}
+        wanted: dict[str, Target] = {}
+        for uuid, gpu in gpus.items():
+            if uuid in targets:
+                layout = targets[uuid]
+                wanted[uuid] = None if layout is None else placements(layout)
+            elif uuid in said:
+                wanted[uuid] = placements(gpu.layout) if gpu.enabled else None
+        if not wanted and not said:
+            return
+        text = encode_wanted(wanted)
+        if node.annotations.get(names.MIG_WANTED) != text:
+            await self._client.patch(Node, node.name, {"metadata": {"annotations": {names.MIG_WANTED: text}}})
+
+    def _explain(self, plan: DemandPlan) -> None:
+        for placement in plan.placed:
+            if any(uuid in plan.targets for _, uuid in placement.devices):
+                self._say(placement.pod, "Normal", "CuttingGPU", self._cutting(placement))
+        for uid, verdict in plan.refused.items():
+            self._say(uid, "Warning", "NoRoomToCut", verdict.message)
+
+    def _cutting(self, placement: MigPlacement) -> str:
+        counts: dict[str, list[MigProfile]] = {}
+        for profile, uuid in placement.devices:
+            counts.setdefault(uuid, []).append(profile)
+        index = {gpu.uuid: gpu.index for gpu in self._cuts[placement.node][1]}
+        where = " and ".join(
+            f"{say_counts([(p, ps.count(p)) for p in dict.fromkeys(ps)])} from GPU {index[uuid]}"
+            for uuid, ps in sorted(counts.items(), key=lambda item: index[item[0]])
+        )
+        return f"node {placement.node} is told to cut {where}"
+
+    def _say(self, uid: str, kind: str, reason: str, message: str) -> None:
+        facts = self._waiting.get(uid)
+        if facts is not None and self._said.get(uid) != message:
+            self._said[uid] = message
+            self._recorder.record(facts.pod, "Normal" if kind == "Normal" else "Warning", reason, message)
+
+    # --- what changes -----------------------------------------------------------------------------
+    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
+        match kind, obj:
+            case "pod", Pod():
+                self._set_pod(obj)
+            case "pod-gone", Pod():
+                self._table.drop_pod(obj.uid)
+                self._forget(obj.uid)
+            case "node", Node():
+                self._table.set_node(obj)
+                self._set_node(obj)
+            case "node-gone", Node():
+                self._table.drop_node(obj.name)
+                self._drop(obj.name)
+        where = obj.name if isinstance(obj, Node) else obj.spec.node_name if isinstance(obj, Pod) else ""
+        if where in self._nodes or (self._waiting and self._nodes):
+            self._changed.set()
+
+    def _set_node(self, node: Node) -> None:
+        if node.labels.get(names.MIG_POLICY, MigPolicy.STATIC) == MigPolicy.STATIC:
+            self._drop(node.name)
+            return
+        self._nodes[node.name] = node
+
+    def _drop(self, name: str) -> None:
+        self._nodes.pop(name, None)
+        self._cuts.pop(name, None)
+        self._refrain.pop(name, None)
+
+    def _set_pod(self, pod: Pod) -> None:
+        if pod.spec.node_name:
+            self._table.set_pod(pod)
+            self._forget(pod.uid)
+        elif pod.metadata.deletion_timestamp is not None or not _is_unschedulable(pod):
+            self._forget(pod.uid)
+        else:
+            facts = read_pod(pod)
+            if facts.demand.request and not facts.problem:
+                self._waiting[pod.uid] = facts
+
+    def _forget(self, uid: str) -> None:
+        self._waiting.pop(uid, None)
+        self._said.pop(uid, None)
+
+
+def _is_unschedulable(pod: Pod) -> bool:
+    return any(
+        c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"
+        for c in pod.status.conditions or ()
+    )
+
+
+def _is_free(room: GpuRoom | None) -> bool:
+    return room is not None and room.untouched
+
+
+def _aim(cut: CutGpu, now: MigLayout, wanted: Mapping[str, Target]) -> tuple[MigLayout, bool]:
+    """The layout that a GPU will have and whether MIG will be on: as it was told, if that can still be."""
+    if cut.uuid not in wanted:
+        return now, cut.enabled
+    target = wanted[cut.uuid]
+    try:
+        plan = plan_restore(now, target_layout(now.geometry, target))
+    except InputError:
+        return now, cut.enabled
+    return (now, cut.enabled) if isinstance(plan, Verdict) else (plan.after, target is not None)
+
+
+def _without(layout: MigLayout, cut: CutGpu, sick: set[str]) -> MigLayout:
+    """The layout with devices that are given to nobody marked as in use: they serve no pod, and stay."""
+    instances = []
+    for gi in layout.instances:
+        there = cut.layout.at(gi.start)
+        if there is not None and there.profile == gi.profile:
+            parts = (
+                replace(ci, in_use=ci.in_use or cut.devices.get((gi.start, ci.id), "") in sick)
+                for ci in gi.compute
+            )
+            gi = replace(gi, compute=tuple(parts))
+        instances.append(gi)
+    return replace(layout, instances=tuple(instances))
