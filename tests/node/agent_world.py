@@ -19,7 +19,7 @@ import msgspec
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_allocation
-from gpuslice.devices.found import Found
+from gpuslice.devices.found import Found, FoundGpu
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.client import Client, Response, Transport
@@ -53,7 +53,11 @@ class SimulatedBackend:
         return self._gpus
 
     def found(self) -> Found:
-        return Found("", "", ())
+        gpus = (FoundGpu(g.index, g.uuid, g.model, g.memory_mib, 0) for g in self._gpus)
+        whole = (
+            replace(g, healthy=o.healthy, reason=o.reason) for g, o in zip(gpus, self._gpus, strict=True)
+        )
+        return Found("", "", tuple(whole))
 
     async def changed(self) -> None:
         await self._changed.wait()

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from agent_world import GPUS, GUARD, NODE, World, container, world
 
-from gpuslice.devices.found import Found, FoundGpu
 from gpuslice.kube.wire import Event, Node, NodeCondition
 from gpuslice.node.healthnews import CONDITION
 
 XID = "XID 79: the GPU has fallen off the bus"
-
-
-class Driver:
-    """The machine as the driver tells it, in step with the backend of the world."""
-
-    def __init__(self) -> None:
-        gpus = tuple(FoundGpu(g.index, g.uuid, g.model, g.memory_mib, 0) for g in GPUS)
-        self.found = Found("550.1", "12.4", gpus)
-
-    def set_health(self, here: World, index: int, reason: str = "") -> None:
-        gpus = (
-            replace(g, healthy=not reason, reason=reason) if g.index == index else g for g in self.found.gpus
-        )
-        self.found = replace(self.found, gpus=tuple(gpus))
-        here.backend.set_health(GPUS[index].uuid, not reason, reason)
 
 
 def health(node: Node) -> NodeCondition:
@@ -54,15 +37,14 @@ async def events(here: World, count: int) -> list[tuple[str, str, str, int]]:
 
 
 async def test_a_sick_gpu_is_in_the_condition_and_told_to_node_and_pods_once() -> None:
-    driver = Driver()
-    async with world(found=lambda: driver.found) as here:
+    async with world() as here:
         node = await until(here, lambda c: c.status == "False")
         assert health(node) == NodeCondition(CONDITION, "False", "GPUsAreHealthy", "2 GPUs, none is sick")
         await here.create("share", container("c", 5), on={"c": (1,)})
         await here.create("other", container("c", 5), on={"c": (0,)})
         await here.running("share")
         await here.running("other")
-        driver.set_health(here, 1, XID)
+        here.backend.set_health(GPUS[1].uuid, False, XID)
         sick = await until(here, lambda c: c.status == "True")
         said = f"GPU 1 ({GPUS[1].uuid}): {XID}, held by default/share"
         assert (health(sick).reason, health(sick).message) == ("GPUUnhealthy", said)
@@ -81,7 +63,7 @@ async def test_a_sick_gpu_is_in_the_condition_and_told_to_node_and_pods_once() -
         await here.served(0)
         await here.start_agent()
         await here.served(14)
-        driver.set_health(here, 1)
+        here.backend.set_health(GPUS[1].uuid, True)
         well = await until(here, lambda c: c.status == "False")
         assert health(well).message == "2 GPUs, none is sick"
         message = f"GPU 1 ({GPUS[1].uuid}) is well again; it was unhealthy: {XID}"
@@ -89,20 +71,18 @@ async def test_a_sick_gpu_is_in_the_condition_and_told_to_node_and_pods_once() -
 
 
 async def test_a_pod_that_has_ended_holds_it_no_more() -> None:
-    driver = Driver()
-    async with world(found=lambda: driver.found) as here:
+    async with world() as here:
         pod = await here.create("share", container("c", 5), on={"c": (1,)})
         await here.running("share")
-        driver.set_health(here, 1, XID)
+        here.backend.set_health(GPUS[1].uuid, False, XID)
         await until(here, lambda c: "default/share" in c.message)
         await here.client.delete(pod.resource, "share", "default", grace_seconds=1)
         await until(here, lambda c: c.message.endswith("held by nobody"))
 
 
 async def test_a_condition_that_somebody_removes_comes_back_without_a_word() -> None:
-    driver = Driver()
-    async with world(found=lambda: driver.found) as here:
-        driver.set_health(here, 0, XID)
+    async with world() as here:
+        here.backend.set_health(GPUS[0].uuid, False, XID)
         await until(here, lambda c: c.status == "True")
         await events(here, 1)
         gone = {"status": {"conditions": [{"$patch": "delete", "type": CONDITION}]}}
@@ -112,11 +92,10 @@ async def test_a_condition_that_somebody_removes_comes_back_without_a_word() -> 
 
 
 async def test_a_sick_gpu_is_told_of_when_the_api_server_is_back() -> None:
-    driver = Driver()
-    async with world(found=lambda: driver.found) as here:
+    async with world() as here:
         await until(here, lambda c: c.status == "False")
         here.api_of_agent.fail_after(lambda method: method in ("PATCH", "POST"))
-        driver.set_health(here, 0, XID)
+        here.backend.set_health(GPUS[0].uuid, False, XID)
         await here.served(14)
         here.api_of_agent.heal()
         await until(here, lambda c: c.status == "True")
@@ -124,6 +103,5 @@ async def test_a_sick_gpu_is_told_of_when_the_api_server_is_back() -> None:
 
 
 async def test_a_machine_without_gpus_says_so() -> None:
-    nothing = Found("550.1", "12.4", ())
-    async with world(found=lambda: nothing) as here:
+    async with world(gpus=()) as here:
         assert health(await until(here, lambda c: c.status == "Unknown")).message == "the driver lists no GPU"

@@ -205,7 +205,6 @@ async def agent(
             handing=Handing(flags, backend.found, new_token=lambda: str(uuid4())),
             simulated=backend.found if on_paper else None,
             mig=MigTools(driver, backend, reset_of(driver), mig_configs),
-            found=backend.found,
             clock=clock,
             random=_random.random,
         )

@@ -374,7 +374,6 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
             labels=backend.labels,
             simulated=backend.found,
             mig=MigTools(driver, backend, reset_of(driver)),
-            found=backend.found,
             clock=clock,
             random=random.random,
         )

@@ -60,8 +60,7 @@ class Agent:
     `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
     are to say of its GPUs, None if that is not ours to write; `handing` how containers are given devices;
     `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi;
-    `mig` cuts the GPUs as the node's label says; `found` is the machine whose health the node's condition
-    tells, None if it is not to be told.
+    `mig` cuts the GPUs as the node's label says.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class Agent:
         handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
         mig: MigTools | None = None,
-        found: Callable[[], Found] | None = None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -91,7 +89,6 @@ class Agent:
         self._handing = handing
         self._simulated = simulated
         self._mig = mig
-        self._found = found
         self._clock = clock
         self._random = random
         self._stations: tuple[Station, ...] = ()
@@ -164,13 +161,11 @@ class Agent:
             node.set_node(seen)
             if mig is not None:
                 mig.set_node(seen)
-            if news is not None:
-                news.set_node(seen)
+            news.set_node(seen)
 
         def drop_node(seen: Node) -> None:
             node.drop_node(seen)
-            if news is not None:
-                news.drop_node(seen)
+            news.drop_node(seen)
 
         nodes = Reflector(
             self._client,
@@ -191,9 +186,8 @@ class Agent:
             group.create_task(self._follow_devices(desk, node, news, group))
             group.create_task(self._follow_modes(desk, node))
             group.create_task(self._reconcile(desk, pods, news))
-            if news is not None:
-                group.create_task(recorder.run())
-                group.create_task(news.run())
+            group.create_task(recorder.run())
+            group.create_task(news.run())
             if mig is not None:
                 group.create_task(mig.run())
 
@@ -221,10 +215,8 @@ class Agent:
             random=self._random,
         )
 
-    def _news(self, desk: Desk, recorder: EventRecorder) -> HealthNews | None:
-        """Who tells of the GPUs' health, if somebody is to."""
-        if self._found is None:
-            return None
+    def _news(self, desk: Desk, recorder: EventRecorder) -> HealthNews:
+        """Who tells of the GPUs' health."""
 
         def holders() -> Mapping[str, Sequence[NodePod]]:
             found: dict[str, list[NodePod]] = {}
@@ -238,7 +230,7 @@ class Agent:
         return HealthNews(
             self._client,
             self._node,
-            self._found,
+            self._backend.found,
             recorder,
             holders=holders,
             pods=lambda: frozenset(pod.key for pod in desk.pods.values() if pod.alive),
@@ -272,12 +264,11 @@ class Agent:
             desk.sweep()
 
     async def _follow_devices(
-        self, desk: Desk, node: NodePublisher, news: HealthNews | None, group: asyncio.TaskGroup
+        self, desk: Desk, node: NodePublisher, news: HealthNews, group: asyncio.TaskGroup
     ) -> None:
         while True:
             await self._backend.changed()
-            if news is not None:
-                news.check()
+            news.check()
             try:
                 gpus = NodeGpus(self._backend.gpus(), self._unit)
                 check_unit(gpus)
@@ -308,7 +299,7 @@ class Agent:
         for station in self._stations:
             station.plugin.changed()
 
-    async def _reconcile(self, desk: Desk, pods: Reflector[Pod], news: HealthNews | None) -> None:
+    async def _reconcile(self, desk: Desk, pods: Reflector[Pod], news: HealthNews) -> None:
         """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""
         lingering = 0
         while True:
@@ -328,8 +319,7 @@ class Agent:
                 await desk.reconcile()
             if pods.synced.is_set():
                 desk.sweep()
-            if news is not None:
-                news.check()
+            news.check()
             lingering = lingering + 1 if desk.ledger.lingers(desk.pods) else 0
 
 
