@@ -28,6 +28,7 @@ from gpuslice.cli.webhook import WebhookOptions, webhook_options
     help="Where to listen; :PORT means all addresses.",
 )
 @options.policy
+@options.mig_idle
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Serve HTTPS; PEM.")
 @click.option(
     "--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="The certificate's key; PEM."
@@ -71,6 +72,7 @@ def extender(
     kubeconfig: Path | None,
     listen: str,
     policy: str,
+    mig_idle: int,
     tls_cert: Path | None,
     tls_key: Path | None,
     client_ca: Path | None,
@@ -104,6 +106,7 @@ def extender(
             kubeconfig,
             listen,
             policy=policy,
+            mig_idle=mig_idle,
             tls=tls,
             token_file=token_file,
             election=servers.Election(lease, identity, label=label_leader, follow=follow_lease),

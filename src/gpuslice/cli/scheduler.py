@@ -16,6 +16,7 @@ from gpuslice.cli.webhook import WebhookOptions, webhook_options
 )
 @options.kubeconfig
 @options.policy
+@options.mig_idle
 @options.lease
 @options.identity
 @options.probes
@@ -23,6 +24,7 @@ from gpuslice.cli.webhook import WebhookOptions, webhook_options
 def scheduler(
     kubeconfig: Path | None,
     policy: str,
+    mig_idle: int,
     lease: tuple[str, str] | None,
     identity: str,
     probes: str | None,
@@ -34,7 +36,13 @@ def scheduler(
         from gpuslice.cli import servers
 
         await servers.scheduler(
-            kubeconfig, policy=policy, lease=lease, identity=identity, probes=probes, webhook=webhook
+            kubeconfig,
+            policy=policy,
+            mig_idle=mig_idle,
+            lease=lease,
+            identity=identity,
+            probes=probes,
+            webhook=webhook,
         )
 
     serve(work())

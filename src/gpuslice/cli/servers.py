@@ -66,6 +66,7 @@ async def extender(
     listen: str,
     *,
     policy: str,
+    mig_idle: int,
     tls: Tls | None,
     token_file: Path | None,
     election: Election,
@@ -100,6 +101,7 @@ async def extender(
             token=token,
             admission=review,
             leadership=election.leadership(client, clock),
+            mig_idle_seconds=mig_idle,
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,
         ) as listening:
             await _probes(
@@ -115,6 +117,7 @@ async def scheduler(
     kubeconfig: Path | None,
     *,
     policy: str,
+    mig_idle: int,
     lease: tuple[str, str] | None,
     identity: str,
     probes: str | None,
@@ -150,7 +153,15 @@ async def scheduler(
         while not leadership.leads:
             await clock.sleep(LOOK_SECONDS)
         group.create_task(
-            run_scheduler(client, cluster, feed, clock=clock, new_id=_new_id, random=_random.random)
+            run_scheduler(
+                client,
+                cluster,
+                feed,
+                clock=clock,
+                new_id=_new_id,
+                random=_random.random,
+                mig_idle_seconds=mig_idle,
+            )
         )
         while leadership.leads:
             await clock.sleep(LOOK_SECONDS)

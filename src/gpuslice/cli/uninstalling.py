@@ -11,7 +11,13 @@ from gpuslice.kube.wire import Node
 from gpuslice.node.healthnews import CONDITION
 from gpuslice.node.publish import GFD_TIMESTAMP
 
-ANNOTATIONS = (names.NODE_GPUS, names.MEMORY_UNIT, names.MIG_CONFIG_REASON)
+ANNOTATIONS = (
+    names.NODE_GPUS,
+    names.MEMORY_UNIT,
+    names.MIG_CONFIG_REASON,
+    names.MIG_CUTS,
+    names.MIG_WANTED,
+)
 
 
 async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
