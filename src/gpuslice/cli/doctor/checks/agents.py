@@ -147,7 +147,7 @@ def _sick(node: Node) -> Iterator[Finding]:
                 "gpu-unhealthy",
                 Level.WARNING,
                 f"Node/{node.name}",
-                f"node {node.name} has what gets no new pod: {brief(condition.message)}",
+                f"node {node.name} has a sick GPU, which gets no new pod: {brief(condition.message)}",
                 f"kubectl describe node {node.name}   # once its pods are gone: nvidia-smi --gpu-reset",
             )
 
