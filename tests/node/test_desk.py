@@ -249,3 +249,17 @@ async def test_a_folder_watch_does_not_wake_for_what_nobody_waits_for(tmp_path: 
     finally:
         mine.close()
         last.close()
+
+
+async def test_a_kubelet_learns_where_a_device_is_near_and_why_an_id_is_refused(tmp_path: Path) -> None:
+    """As from NVIDIA's plugin: a NUMA node with each device, and the same words for an id that nobody has."""
+    world = Bench(tmp_path)
+    near = tuple(replace(gpu, numa_node=gpu.index if gpu.index else None) for gpu in GPUS)
+    world.desk.set_gpus(NodeGpus(near))
+    assert [(one.id, one.numa) for one in world.desk.devices(names.WHOLE_GPU)] == [
+        (GPUS[0].uuid, ()),
+        (GPUS[1].uuid, (1,)),
+    ]
+    assert not any(one.numa for one in world.desk.devices(names.GPU_MEM)), "the message has a limit"
+    with pytest.raises(RpcError, match='for "nvidia.com/gpu": invalid request: unknown device: GPU-nope;'):
+        await world.desk.allocate(names.WHOLE_GPU, ("GPU-nope",))

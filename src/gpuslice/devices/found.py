@@ -111,7 +111,15 @@ class FoundGpu:
     @property
     def shared(self) -> Gpu:
         """The GPU as those see it who share its memory."""
-        return Gpu(self.index, self.uuid, self.name, self.usable_mib, self.healthy, self.reason)
+        return Gpu(
+            self.index,
+            self.uuid,
+            self.name,
+            self.usable_mib,
+            self.healthy,
+            self.reason,
+            numa_node=self.numa_node,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Gpu:
     `reason` says why it is unhealthy. `resource` is the extended resource that counts it as a whole.
     `parent`: the UUID of the GPU that it is a part of, "" if it is none. `shareable`: shares of its memory
     can be given out. `apart` and `packed` are about replicas: `packed` ones are preferred on devices of which
-    the most are given out already, others where the fewest are.
+    the most are given out already, others where the fewest are. `numa_node` is the one that it is near to.
     """
 
     index: int
@@ -67,6 +67,7 @@ class Gpu:
     shareable: bool = True
     apart: Apart = Apart.NO
     packed: bool = False
+    numa_node: int | None = None
 
     @property
     def device(self) -> str:

@@ -77,4 +77,5 @@ def _part(index: int, resource: str, one: Announced, times: int) -> Gpu:
         resource,
         parent=gpu.uuid,
         shareable=False,
+        numa_node=gpu.numa_node,
     )

@@ -128,7 +128,15 @@ class Desk:
 
     # --- the kubelet's calls ----------------------------------------------------------------------
     def devices(self, resource: str) -> Sequence[Device]:
-        return [Device(device_id, healthy) for device_id, healthy in self.ledger.ids.listed(resource)]
+        listed = self.ledger.ids.listed(resource)
+        if resource == names.GPU_MEM:  # thousands of ids in a message that has a limit
+            return [Device(device_id, healthy) for device_id, healthy in listed]
+        return [Device(device_id, healthy, self._near(device_id)) for device_id, healthy in listed]
+
+    def _near(self, device_id: str) -> tuple[int, ...]:
+        """The NUMA node of a device, by which a kubelet aligns it with a container's processors."""
+        gpu = self.ledger.gpus.find(device_id)
+        return () if gpu is None or gpu.numa_node is None else (gpu.numa_node,)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> Sequence[str]:
         self.last_call = self._clock.monotonic()

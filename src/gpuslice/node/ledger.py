@@ -155,7 +155,11 @@ class Ledger:
         wanted = frozenset(ids)
         gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, wanted).items()}
         if not wanted or sum(gpus.values()) < len(wanted):
-            return Refusal("kubelet gives out ids that this node does not have; its list of them is too old")
+            unknown = (one for one in ids if self.ids.gpu(resource, one) is None)
+            return Refusal(
+                f'invalid allocation request for "{resource}": invalid request: unknown device: '
+                f"{next(unknown, 'none')}; kubelet's list of ids is too old"
+            )
         refusal = self._closed(resource, gpus, pods)
         if refusal is not None:
             return refusal
