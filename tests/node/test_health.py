@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from gpuslice.clock import SystemClock
 from gpuslice.config.devices import DevicesFile
 from gpuslice.devices.found import Found
 from gpuslice.devices.machine import PaperMachine
+from gpuslice.devices.sharing import MigStrategy
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.driver import Xid
@@ -111,3 +113,24 @@ async def test_a_gpu_for_displays_is_seen_but_not_offered() -> None:
     await backend.start()
     assert len(backend.found().gpus) == 5
     assert [gpu.model for gpu in backend.gpus()] == ["NVIDIA A100-SXM4-40GB"] * 4
+
+
+async def test_after_a_reboot_the_agent_is_there_to_cut_the_gpus_again() -> None:
+    """MIG mode outlives a reboot of an A100 and its instances do not: NVIDIA's plugin ends then, and waits for
+    another program to make them.
+    """
+    driver = SimulatedDriver(machine("{model: A100-40, mig: [], count: 2}"))
+    backend = DiscoveredGpus(PaperLine(driver), XidPolicy(), SystemClock(), MigStrategy.SINGLE)
+    await backend.start()
+    assert backend.gpus() == ()
+    assert backend.labels()["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-INVALID"
+    following = asyncio.create_task(backend.run())
+    for gpu in driver.look().gpus:
+        made = driver.create_gpu_instance(gpu.uuid, 9, None)
+        driver.create_compute_instance(gpu.uuid, made.id, 3)
+    async with asyncio.timeout(5):
+        while len(backend.gpus()) < 2:
+            await backend.changed()
+    assert {gpu.resource for gpu in backend.gpus()} == {"nvidia.com/gpu"}
+    assert backend.labels()["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb"
+    following.cancel()

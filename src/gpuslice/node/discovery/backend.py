@@ -168,13 +168,14 @@ class DiscoveredGpus:
     async def start(self) -> None:
         """Connect and look for the first time.
 
-        Raises DriverError if there is no driver to ask, InputError if the MIG strategy cannot be met.
+        Raises DriverError if there is no driver to ask. A MIG strategy that cannot be met is no reason to
+        end: instances do not outlive a reboot, and the agent is who makes them again.
         """
         await self._line.open()
         found = await self._line.look()
         self._health = Health(self._policy, found)
         self._found = self._health.found()
-        self._offered = offered(self._found, self._strategy)
+        self._offer()
         if self._read_machine is not None:
             self._machine = await asyncio.to_thread(self._read_machine, self._found.gpus)
         self._looked = self._opened = self._clock.monotonic()
@@ -248,7 +249,9 @@ class DiscoveredGpus:
             self._changed.set()
 
     def _offer(self) -> None:
-        """What containers can be given now. While GPUs are being cut `single` may be broken for a time."""
+        """What containers can be given now. While GPUs are being cut, and before they are, `single` may be
+        broken for a time.
+        """
         refused = ""
         try:
             self._offered = offered(self._found, self._strategy, self._sharing, self._replicas_from)
@@ -267,5 +270,6 @@ class DiscoveredGpus:
         if self._shut:
             self._offered = tuple(replace(gpu, healthy=False, reason=self._shut) for gpu in self._offered)
         if refused and refused != self._refused:
-            _log.warning("only what was there before and still is can be given out", error=refused)
+            left = "only what was there before and still is" if self._offered else "nothing"
+            _log.warning(f"{left} can be given out", error=refused)
         self._refused = refused
