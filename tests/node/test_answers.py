@@ -80,12 +80,20 @@ def test_further_devices_of_a_gpu_go_along() -> None:
         "NVIDIA_GDRCOPY": "enabled",
         "NVIDIA_IMEX_CHANNELS": "0",
     }
-    assert answered("GPU-a", device_list_strategy=(CRI,), **flags).cdi_devices == (
+    by_mounts = answered("GPU-a", device_list_strategy=(MOUNTS,), **flags)
+    assert [mount.container_path for mount in by_mounts.mounts] == [
+        "/var/run/nvidia-container-devices/GPU-a",
+        "/var/run/nvidia-container-devices/imex/0",
+    ]
+    assert "NVIDIA_IMEX_CHANNELS" not in by_mounts.envs, "the mount says it"
+    by_cdi = answered("GPU-a", device_list_strategy=(CRI,), **flags)
+    assert by_cdi.envs == dict.fromkeys(("NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY"), "enabled")
+    assert by_cdi.cdi_devices == (
         "k8s.device-plugin.nvidia.com/gpu=GPU-a",
+        "k8s.device-plugin.nvidia.com/imex-channel=0",
+        "k8s.device-plugin.nvidia.com/gdrcopy=all",
         "k8s.device-plugin.nvidia.com/gds=all",
         "k8s.device-plugin.nvidia.com/mofed=all",
-        "k8s.device-plugin.nvidia.com/gdrcopy=all",
-        "k8s.device-plugin.nvidia.com/imex-channel=0",
     )
 
 

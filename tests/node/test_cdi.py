@@ -102,17 +102,6 @@ def test_a_runtime_without_nvidias_toolkit_mounts_libraries_under_all_their_name
                 ]
             },
         },
-        {
-            "name": "all",
-            "containerEdits": {
-                "deviceNodes": [
-                    {"path": "/dev/nvidia0"},
-                    {"path": "/dev/nvidia1"},
-                    {"path": "/dev/nvidia-caps/nvidia-cap66"},
-                    {"path": "/dev/nvidia-caps/nvidia-cap67"},
-                ]
-            },
-        },
     ]
     edits = spec["containerEdits"]
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]

@@ -261,5 +261,5 @@ async def test_a_kubelet_learns_where_a_device_is_near_and_why_an_id_is_refused(
         (GPUS[1].uuid, (1,)),
     ]
     assert not any(one.numa for one in world.desk.devices(names.GPU_MEM)), "the message has a limit"
-    with pytest.raises(RpcError, match='for "nvidia.com/gpu": invalid request: unknown device: GPU-nope;'):
+    with pytest.raises(RpcError, match=r'for "nvidia.com/gpu": invalid request: unknown device: GPU-nope;'):
         await world.desk.allocate(names.WHOLE_GPU, ("GPU-nope",))

@@ -239,14 +239,14 @@ async def test_the_specification_comes_with_the_agent_follows_the_devices_and_go
     given = handing(host, driver.look, device_list_strategy="cdi-annotations")
     async with world(gpus[:1], handing=given) as here:
         spec = host / SPEC
-        assert list(devices_of(spec)) == ["GPU-a", "GPU-b", *uuids, "all"]
+        assert list(devices_of(spec)) == ["GPU-a", "GPU-b", *uuids]
         assert files_in(spec.parent) == [spec.name]
         for instance in driver.look().gpus[1].mig_devices[:2]:
             driver.destroy_compute_instance("GPU-b", instance.gpu_instance, instance.compute_instance)
             driver.destroy_gpu_instance("GPU-b", instance.gpu_instance)
         here.backend.set_gpus(offered(driver.look(), MigStrategy.MIXED))
         await here.allocatable(1, "nvidia.com/mig-1g.5gb")
-        assert list(devices_of(spec)) == ["GPU-a", "GPU-b", uuids[2], "all"]
+        assert list(devices_of(spec)) == ["GPU-a", "GPU-b", uuids[2]]
         await here.stop("agent")
         assert not spec.exists()
 

@@ -86,7 +86,7 @@ def answer(
     """
     handed = [devices[uuid] for uuid in _checked(resource, ids, devices, sharing)]
     strategies = flags.device_list_strategy
-    envs: dict[str, str] = {}
+    envs = _features(flags)
     mounts: tuple[Mount, ...] = ()
     nodes: tuple[DeviceNode, ...] = ()
     cdi = _cdi_names(handed, flags)
@@ -94,12 +94,17 @@ def answer(
         called = [device_name(one, flags) for one in handed]
         if DeviceListStrategy.ENVVAR in strategies:
             envs[names.VISIBLE_DEVICES] = ",".join(called)
+            if flags.imex_channel_ids:
+                envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, flags.imex_channel_ids))
         if DeviceListStrategy.VOLUME_MOUNTS in strategies:
             envs[names.VISIBLE_DEVICES] = MOUNTED
             mounts = tuple(Mount(f"{MOUNTED}/{one}", "/dev/null", read_only=False) for one in called)
+            mounts += tuple(
+                Mount(f"{MOUNTED}/imex/{channel}", "/dev/null", read_only=False)
+                for channel in flags.imex_channel_ids
+            )
         if flags.pass_device_specs:
             nodes = _device_nodes(handed, control_nodes, flags)
-        envs |= _features(flags)
     annotations = {}
     if DeviceListStrategy.CDI_ANNOTATIONS in strategies:
         key = f"{flags.cdi_annotation_prefix}nvidia-device-plugin_{token}"
@@ -136,12 +141,12 @@ def device_name(device: Handed, flags: Flags) -> str:
 
 
 def _cdi_names(handed: Sequence[Handed], flags: Flags) -> tuple[str, ...]:
-    kinds = ("gds", flags.gds_enabled), ("mofed", flags.mofed_enabled), ("gdrcopy", flags.gdrcopy_enabled)
+    kinds = ("gdrcopy", flags.gdrcopy_enabled), ("gds", flags.gds_enabled), ("mofed", flags.mofed_enabled)
     channels = tuple(f"{CDI_VENDOR}/imex-channel={channel}" for channel in flags.imex_channel_ids)
     return (
         *(f"{CDI_VENDOR}/gpu={device_name(one, flags)}" for one in handed),
-        *(f"{CDI_VENDOR}/{kind}=all" for kind, enabled in kinds if enabled),
         *channels,
+        *(f"{CDI_VENDOR}/{kind}=all" for kind, enabled in kinds if enabled),
     )
 
 
@@ -160,7 +165,4 @@ def _features(flags: Flags) -> dict[str, str]:
         "NVIDIA_GDS": flags.gds_enabled,
         "NVIDIA_MOFED": flags.mofed_enabled,
     }
-    envs = {name: "enabled" for name, enabled in given.items() if enabled}
-    if flags.imex_channel_ids:
-        envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, flags.imex_channel_ids))
-    return envs
+    return {name: "enabled" for name, enabled in given.items() if enabled}

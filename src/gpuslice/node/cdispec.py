@@ -30,9 +30,8 @@ def file_name(kind: str = "gpu") -> str:
 def gpu_spec(
     devices: Sequence[Handed], driver: DriverFiles, flags: Flags, *, control_nodes: Sequence[str] = ()
 ) -> Json:
-    """The specification of whole GPUs and MIG devices, each by its name, and of `all` of them."""
-    every = list(dict.fromkeys(node for device in devices for node in device.nodes))
-    named = [(device_name(device, flags), device.nodes) for device in devices] + [("all", every)]
+    """The specification of whole GPUs and MIG devices, each by its name; as NVIDIA's, without one for all."""
+    named = [(device_name(device, flags), device.nodes) for device in devices]
     return {
         "cdiVersion": VERSION,
         "kind": f"{CDI_VENDOR}/gpu",
