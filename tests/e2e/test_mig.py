@@ -109,6 +109,40 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
     assert not [key for key in left if "nvidia" in key]
 
 
+@pytest.mark.timeout(900, func_only=True)
+def test_pods_that_wait_have_gpus_cut_and_give_them_back(bare: RealCluster) -> None:
+    """Pods of two kube-schedulers, neither of which knows of MIG instances that do not exist yet."""
+    devices = document({"model": "A100-40", "count": 2})
+    values = {"agent": {"migStrategy": "mixed"}, "migIdleSeconds": 3}
+    policy = f"{names.MIG_POLICY}=on-demand"
+    bare.kubectl("label", "node", "node-1", policy)
+    with installed(bare, values=values, devices=devices, nodes=["node-1"]) as gpus:
+        bare.wait(
+            lambda: offered(bare, "node-1") == {names.WHOLE_GPU: 2}, 60, "node-1 to offer two whole GPUs"
+        )
+        bare.apply([pod("small", SMALL), pod("large", LARGE), pod("mine", SMALL, schedulerName="gpuslice")])
+        bare.wait_for_pods(3, labelSelector="app=mig")
+        assert any("told to cut" in said for said in gpus.events("large", "CuttingGPU"))
+        held = recorded(bare, 3)
+        assert len({uuid for uuids in held.values() for uuid in uuids}) == 3
+        for name, uuids in held.items():
+            assert environment(bare, name)[names.VISIBLE_DEVICES].split(",") == uuids
+        expected = {names.WHOLE_GPU: 1, SMALL: 2, LARGE: 1}
+        bare.wait(lambda: offered(bare, "node-1") == expected, 60, f"node-1 to offer {expected}")
+        # Idle instances go; then a pod that needs both GPUs whole gets them.
+        clear(bare)
+        bare.wait(
+            lambda: offered(bare, "node-1") == {names.WHOLE_GPU: 1}, 60, "node-1 to have no MIG device left"
+        )
+        bare.apply(pod("both", names.WHOLE_GPU, 2))
+        bare.wait_for_pods(1, labelSelector="app=mig")
+        assert len(recorded(bare, 1)["both"]) == 2
+        clear(bare)
+    bare.kubectl("label", "node", "node-1", f"{names.MIG_POLICY}-", f"{names.MIG_CONFIG_STATE}-")
+    left = bare.get("nodes", "node-1", None)["metadata"]
+    assert not [key for key in left.get("annotations", {}) if "mig" in key]
+
+
 def reason(cluster: RealCluster, node: str) -> str:
     """Why the node's GPUs are not yet as its label says."""
     found: str = (
