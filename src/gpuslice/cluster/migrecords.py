@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from gpuslice import names
-from gpuslice.devices.mig import GiProfile, MigGeometry, limits_of
+from gpuslice.devices.mig import GiProfile, Limit, MigGeometry
 from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout, layout
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.errors import InputError
@@ -83,11 +83,18 @@ class _Profile(msgspec.Struct, frozen=True, gc=False):
     most: int
 
 
+class _Limit(msgspec.Struct, frozen=True, gc=False):
+    what: str
+    total: int
+    shares: tuple[tuple[int, int], ...]
+
+
 class _Kind(msgspec.Struct, frozen=True, gc=False):
     name: str
     memory: int
     compute: int
     profiles: list[_Profile]
+    limits: list[_Limit]
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False):
@@ -176,7 +183,8 @@ def decode_wanted(annotations: Mapping[str, str]) -> dict[str, Target]:
 
 def _kind(of: MigGeometry) -> _Kind:
     profiles = [_Profile(str(p.name), p.enum, p.id, p.size, list(p.starts), p.max_count) for p in of.profiles]
-    return _Kind(of.name, of.memory_slices, of.compute_slices, profiles)
+    limits = [_Limit(limit.what, limit.total, limit.shares) for limit in of.limits]
+    return _Kind(of.name, of.memory_slices, of.compute_slices, profiles, limits)
 
 
 def _gpu(gpu: CutGpu, kind: int) -> _Gpu:
@@ -197,7 +205,8 @@ def _geometry(kind: _Kind) -> MigGeometry:
         GiProfile(MigProfile.parse(p.name), p.enum, p.id, p.size, tuple(p.starts), p.most)
         for p in kind.profiles
     )
-    return MigGeometry(kind.name, kind.memory, kind.compute, profiles, limits_of(profiles))
+    limits = tuple(Limit(limit.what, limit.total, limit.shares) for limit in kind.limits)
+    return MigGeometry(kind.name, kind.memory, kind.compute, profiles, limits)
 
 
 def _cut(gpu: _Gpu, geometry: MigGeometry) -> CutGpu:
