@@ -64,6 +64,8 @@ LABEL_GPU_MEMORY_MIB: Final = "gpuslice.io/gpu.memory-mib"
 """The same in MiB, a bare number for `Gt` and `Lt`."""
 LABEL_DISABLE_ISOLATION: Final = "cgpu.disable.isolation"
 """Node label; "true" makes the agent add CGPU_DISABLE=true to containers."""
+
+# --- how a node's GPUs are cut --------------------------------------------------------------------
 MIG_CONFIG: Final = "nvidia.com/mig.config"
 """Node label: how the node's GPUs are to be cut (mig-manager's)."""
 MIG_CONFIG_STATE: Final = "nvidia.com/mig.config.state"
@@ -76,6 +78,19 @@ MIG_CUTS: Final = "gpuslice.io/mig"
 """Node annotation, where pods decide: what can be cut and what is cut, published by the agent."""
 MIG_WANTED: Final = "gpuslice.io/mig-wanted"
 """Node annotation, where pods decide: how the GPUs are to be, for the agent."""
+MIG_STRATEGY: Final = "gpuslice.io/mig-strategy"
+"""Node label: how the node's agent counts MIG devices (none, single, mixed); it beats the agent's option."""
+
+# --- node pools -----------------------------------------------------------------------------------
+POOL_GROUP: Final = "gpuslice.io"
+POOL: Final = "agentpool"
+"""Node label: the pool that it belongs to, as AKS has it."""
+AKS_POOL: Final = "kubernetes.azure.com/agentpool"
+"""The same under its full name."""
+INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
+"""Node label: the machine's type, such as Standard_ND96asr_v4."""
+POOL_RECORD: Final = "gpuslice.io/node-pool"
+"""Node annotation: which pool dressed the node and in what, so that it can be taken off again (JSON)."""
 
 # --- what nodes and pods were told before device plugins (Kubernetes 1.6 to 1.9) -------------------
 HISTORICAL_GPU: Final = "alpha.kubernetes.io/nvidia-gpu"

@@ -29,7 +29,7 @@ def test_memory_is_what_gpushare_counts(model: str, mib: int, gib: int) -> None:
 
 
 PROMISED = (
-    "K80, P100-12, P100-16, V100-16, V100-32, T4, A10, A30, A100-40, A100-80, L4, L40S, H100-80, H100-94, "
+    "K80, M60, P100-12, P100-16, V100-16, V100-32, T4, A10, A30, A100-40, A100-80, L4, L40S, H100-80, H100-94, "
     "H200, B200, RTX PRO 6000, tesla t4, NVIDIA A100-SXM4-80GB"
 )
 

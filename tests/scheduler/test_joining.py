@@ -6,10 +6,10 @@ from typing import Any, cast
 from binder_world import StepClock, settle
 
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed, Listener
+from gpuslice.cluster.joining import Joining
 from gpuslice.errors import Unavailable
 from gpuslice.kube.client import Client, Listing
 from gpuslice.kube.wire import KubeObject, Node, ObjectMeta, Pod
-from gpuslice.scheduler.joining import Joining
 
 
 def pod(uid: str, version: str) -> Pod:

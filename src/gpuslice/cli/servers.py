@@ -89,6 +89,7 @@ async def extender(
         group.create_task(hook.run())
         if tls is not None:
             await hook.certified()  # the files may be the same
+        leadership = election.leadership(client, clock)
         async with serving_extender(
             client,
             host=host,
@@ -100,10 +101,11 @@ async def extender(
             tls=tls,
             token=token,
             admission=review,
-            leadership=election.leadership(client, clock),
             mig_idle_seconds=mig_idle,
+            leadership=leadership,
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,
         ) as listening:
+            group.create_task(_pools(client, listening.feed, leadership, clock=clock))
             await _probes(
                 probes,
                 waits_for=lambda: _not_synced(listening.feed) or hook.waits_for(),
@@ -163,6 +165,7 @@ async def scheduler(
                 mig_idle_seconds=mig_idle,
             )
         )
+        group.create_task(_pools(client, feed, leadership, clock=clock))
         while leadership.leads:
             await clock.sleep(LOOK_SECONDS)
         raise Unavailable("the Lease is lost to another replica, which schedules from now on")
@@ -192,6 +195,7 @@ async def agent(
     from gpuslice.node.machine import read_machine
     from gpuslice.node.migmanager import MigTools
     from gpuslice.node.migreset import reset_of
+    from gpuslice.node.migstrategy import StrategyLabel
 
     setup()
     clock = SystemClock()
@@ -203,7 +207,9 @@ async def agent(
     machine = None if on_paper else read_machine
     backend = DiscoveredGpus(line, policy, clock, MigStrategy(mig_strategy), machine=machine)
     await backend.start()
+    strategy = StrategyLabel(backend)
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
+        await strategy.read(client, node)
         group.create_task(keep_up(driver, devices, node, clock=clock))
         group.create_task(backend.run())
         running = Agent(
@@ -216,11 +222,28 @@ async def agent(
             handing=Handing(flags, backend.found, new_token=lambda: str(uuid4())),
             simulated=backend.found if on_paper else None,
             mig=MigTools(driver, backend, reset_of(driver), mig_configs),
+            on_node=strategy.set_node,
             clock=clock,
             random=_random.random,
         )
         group.create_task(running.run())
         group.create_task(_probes(probes, waits_for=running.waits_for, metrics=running.metrics, clock=clock))
+
+
+async def _pools(client: Client, feed: ClusterFeed, leadership: Leadership, *, clock: Clock) -> None:
+    """Label and configure the nodes of pools, while this replica leads."""
+    from gpuslice.capacity.poolcontroller import NodePoolController
+
+    controller = NodePoolController(
+        client,
+        feed.cluster,
+        feed,
+        leadership=leadership,
+        clock=clock,
+        new_id=_new_id,
+        random=_random.random,
+    )
+    await controller.run()
 
 
 async def _probes(

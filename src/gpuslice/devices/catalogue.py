@@ -38,6 +38,7 @@ class GpuModel:
 
 MODELS: tuple[GpuModel, ...] = (
     GpuModel("Tesla K80", 11520, 79, "kepler", "3.7", aliases=("K80",), pci_device=0x102D),
+    GpuModel("Tesla M60", 8192, 63, "maxwell", "5.2", aliases=("M60",), pci_device=0x13F2),
     GpuModel("Tesla P100-PCIE-12GB", 12288, 90, "pascal", "6.0", aliases=("P100-12",), pci_device=0x15F7),
     GpuModel(
         "Tesla P100-PCIE-16GB",

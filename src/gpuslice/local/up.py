@@ -8,10 +8,12 @@ and an agent speak gRPC over unix sockets. Only the containers are simulated (or
 from __future__ import annotations
 
 import asyncio
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -19,6 +21,8 @@ from typing import Final
 import structlog
 
 from gpuslice.admission.mutate import review, webhook_configuration
+from gpuslice.capacity.nodepool import DEFINITIONS, definition
+from gpuslice.capacity.poolcontroller import NodePoolController
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
@@ -26,7 +30,7 @@ from gpuslice.config.cluster import ClusterPlan, NodePlan
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.offered import offered
 from gpuslice.devices.xids import XidPolicy
-from gpuslice.errors import InputError, NotFound
+from gpuslice.errors import Conflict, InputError, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import KubeObject, Resource, Taint
 from gpuslice.local.apiserver import ApiServer, webhookpost
@@ -37,6 +41,7 @@ from gpuslice.local.component import Component
 from gpuslice.local.controllers import run_controllers
 from gpuslice.local.kubelet.kubelet import Kubelet
 from gpuslice.local.kubelet.node import NodeDescription
+from gpuslice.local.machines import SimulatedMachines
 from gpuslice.local.process import allow_files, private_folder, rare_collections
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.node.agent import Agent
@@ -44,12 +49,14 @@ from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 from gpuslice.node.migmanager import MigTools
 from gpuslice.node.migreset import reset_of
+from gpuslice.node.migstrategy import StrategyLabel
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls
 from gpuslice.observe.serving import serving as serving_http
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.extender.app import ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
+from gpuslice.scheduler.imagined import Imagined
 from gpuslice.scheduler.migdemand import IDLE_SECONDS
 from gpuslice.scheduler.service import run_scheduler
 
@@ -73,6 +80,8 @@ WAVE_SECONDS: Final = 10.0
 """How long a wave may hold up the next."""
 SOCKET_ROOM: Final = 60
 """Bytes that sockets below a node's folder need of the 107 that a socket's path may have."""
+
+Start = Callable[[str, Coroutine[None, None, None]], asyncio.Task[None]]
 
 _log = structlog.get_logger(__name__)
 
@@ -104,6 +113,7 @@ class LocalCluster:
         cluster: Cluster,
         feed: ClusterFeed,
         folder: Path,
+        launch: Callable[[LocalCluster, NodePlan], list[asyncio.Task[None]]],
     ) -> None:
         self.plan = plan
         self.endpoint = endpoint
@@ -122,6 +132,26 @@ class LocalCluster:
         self.kubelets: dict[str, Kubelet] = {}
         self.agents: dict[str, Component] = {}
         """Node name -> its agent, for nodes with GPUs."""
+        self._launch = launch
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+
+    def add_node(self, node: NodePlan) -> None:
+        """One more node than the plan has. Raises InputError if its MIG strategy cannot be met."""
+        self.drivers[node.name] = SimulatedDriver(node.machine)
+        self.offered[node.name] = self._hardware(node)
+        self.folders[node.name] = _node_folder(self.folder, node.name, f"+{len(self.folders)}")
+        allow_files(FILES + FILES_PER_NODE * len(self.folders))
+        self._tasks[node.name] = self._launch(self, node)
+
+    async def remove_node(self, name: str) -> None:
+        """End the machine of a node that was added. Its Node object stays."""
+        tasks = self._tasks.pop(name)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for known in (self.drivers, self.offered, self.kubelets, self.agents):
+            known.pop(name, None)
+        shutil.rmtree(self.folders.pop(name), ignore_errors=True)
 
     async def changed(self, until: Callable[[], bool]) -> None:
         """Wait until something holds, looking again whenever nodes or pods have changed."""
@@ -194,9 +224,29 @@ async def local_cluster(
                     server, clock=clock, port=settings.port, kubeconfig=settings.kubeconfig
                 ) as endpoint,
                 _scheduling(plan, client, folder, settings, clock=clock, random=random) as scheduling,
+                _background() as start,
             ):
                 hook.url = f"{scheduling.url}/mutate"
                 await _register_webhook(client, hook.url, scheduling.authority)
+                await _register_pools(client)
+                make = partial(_kubelet, run_processes=settings.run_processes, clock=clock, random=random)
+
+                def launch(running: LocalCluster, node: NodePlan) -> list[asyncio.Task[None]]:
+                    if node.name not in running.kubelets:
+                        running.kubelets[node.name] = server.kubelets[node.name] = make(running, node)
+                    parts = [
+                        Component(
+                            f"kubelet {node.name}",
+                            running.kubelets[node.name].run,
+                            clock=clock,
+                            random=random,
+                        )
+                    ]
+                    if node.gpus.gpus:
+                        running.agents[node.name] = _agent(running, node, clock=clock, random=random)
+                        parts.append(running.agents[node.name])
+                    return [start(part.name, part.run()) for part in parts]
+
                 running = LocalCluster(
                     plan,
                     endpoint=endpoint,
@@ -205,14 +255,22 @@ async def local_cluster(
                     cluster=scheduling.cluster,
                     feed=scheduling.feed,
                     folder=folder,
+                    launch=launch,
                 )
                 for node in plan.nodes:
-                    running.kubelets[node.name] = _kubelet(
-                        running, node, settings.run_processes, clock=clock, random=random
-                    )
-                server.kubelets.update(running.kubelets)
-                async with _nodes(running, clock=clock, random=random):
-                    yield running
+                    running.kubelets[node.name] = server.kubelets[node.name] = make(running, node)
+                pools = NodePoolController(
+                    client,
+                    scheduling.cluster,
+                    scheduling.feed,
+                    machines=SimulatedMachines(running, scheduling.imagined),
+                    clock=clock,
+                    new_id=lambda: _new_id(random),
+                    random=random.random,
+                )
+                start("node pools", pools.run())
+                start("start of the nodes", _begin(running, launch))
+                yield running
         finally:
             await server.stop()
 
@@ -236,6 +294,7 @@ class _Scheduling:
     authority: bytes
     cluster: Cluster
     feed: ClusterFeed
+    imagined: Imagined
 
 
 @asynccontextmanager
@@ -245,6 +304,7 @@ async def _scheduling(
     """Extender, admission, scheduler and controllers, around one cluster state and one binder."""
     cluster = Cluster(clock=clock, policy=plan.policy, default_unit=plan.unit)
     feed = ClusterFeed(client, cluster, clock=clock, random=random.random)
+    imagined = Imagined(cluster, feed, clock)
     binder = Binder(cluster, client, clock=clock, random=random.random)
     metrics = Metrics()
     app = ExtenderApp(
@@ -287,44 +347,36 @@ async def _scheduling(
                 start("controllers", controllers)
                 start("cluster feed", feed.run())
                 start("binder's audit", binder.run())
-                yield _Scheduling(url, certificates.authority, cluster, feed)
+                yield _Scheduling(url, certificates.authority, cluster, feed, imagined)
         finally:
             await binder.aclose()
 
 
-@asynccontextmanager
-async def _nodes(running: LocalCluster, *, clock: Clock, random: Random) -> AsyncIterator[None]:
-    """Every node's kubelet and agent, a wave at a time: hundreds at once would time out on each other."""
-    async with _background() as start:
-
-        async def begin() -> None:
-            nodes = running.plan.nodes
-            for first in range(0, len(nodes), WAVE):
-                wave = nodes[first : first + WAVE]
-                for node in wave:
-                    kubelet = running.kubelets[node.name]
-                    part = Component(f"kubelet {node.name}", kubelet.run, clock=clock, random=random)
-                    start(part.name, part.run())
-                    if node.gpus.gpus:
-                        agent = running.agents[node.name] = _agent(running, node, clock=clock, random=random)
-                        start(agent.name, agent.run())
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(WAVE_SECONDS):
-                        await running.ready(wave)
-
-        start("start of the nodes", begin())
-        yield
+async def _begin(
+    running: LocalCluster, launch: Callable[[LocalCluster, NodePlan], list[asyncio.Task[None]]]
+) -> None:
+    """Start kubelets and agents, a wave of nodes at a time: hundreds at once would time out on each other."""
+    nodes = running.plan.nodes
+    for first in range(0, len(nodes), WAVE):
+        wave = nodes[first : first + WAVE]
+        for node in wave:
+            launch(running, node)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAVE_SECONDS):
+                await running.ready(wave)
 
 
 @asynccontextmanager
-async def _background() -> AsyncIterator[Callable[[str, Coroutine[None, None, None]], None]]:
+async def _background() -> AsyncIterator[Start]:
     """Yields a function that runs things beside the block; if one fails, so does the block (in a group)."""
     from_block: Exception | None = None
     async with asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[None]] = []
 
-        def start(name: str, work: Coroutine[None, None, None]) -> None:
-            tasks.append(group.create_task(work, name=name))
+        def start(name: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+            task = group.create_task(work, name=name)
+            tasks.append(task)
+            return task
 
         try:
             yield start
@@ -338,7 +390,7 @@ async def _background() -> AsyncIterator[Callable[[str, Coroutine[None, None, No
 
 
 def _kubelet(
-    running: LocalCluster, node: NodePlan, run_processes: bool, *, clock: Clock, random: Random
+    running: LocalCluster, node: NodePlan, *, run_processes: bool, clock: Clock, random: Random
 ) -> Kubelet:
     description = NodeDescription(
         node.name,
@@ -365,6 +417,8 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
         driver = running.drivers[node.name]
         backend = DiscoveredGpus(PaperLine(driver), XidPolicy(), clock, node.mig_strategy)
         await backend.start()
+        strategy = StrategyLabel(backend)
+        await strategy.read(running.client, node.name)
         agent = Agent(
             running.client,
             node.name,
@@ -374,6 +428,7 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
             labels=backend.labels,
             simulated=backend.found,
             mig=MigTools(driver, backend, reset_of(driver)),
+            on_node=strategy.set_node,
             clock=clock,
             random=random.random,
         )
@@ -391,14 +446,22 @@ async def _register_webhook(client: Client, url: str, authority: bytes) -> None:
     await client.create(WEBHOOKS, webhook_configuration(url=url, ca=authority))
 
 
+async def _register_pools(client: Client) -> None:
+    body = definition()
+    with suppress(Conflict):  # a database remembers it
+        await client.create(DEFINITIONS, body)
+
+
 def _node_folders(plan: ClusterPlan, folder: Path) -> dict[str, Path]:
     """A folder per node, called like it if the sockets' paths stay short enough."""
+    return {node.name: _node_folder(folder, node.name, str(n)) for n, node in enumerate(plan.nodes)}
+
+
+def _node_folder(folder: Path, name: str, short: str) -> Path:
     room = 107 - SOCKET_ROOM - len(str(folder).encode())
-    folders = {}
-    for number, node in enumerate(plan.nodes):
-        folders[node.name] = folder / (node.name if len(node.name) <= room else str(number))
-        folders[node.name].mkdir(mode=0o700)
-    return folders
+    path = folder / (name if len(name) <= room else short)
+    path.mkdir(mode=0o700)
+    return path
 
 
 def _secret(path: Path, content: bytes) -> Path:

@@ -60,7 +60,7 @@ class Agent:
     `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
     are to say of its GPUs, None if that is not ours to write; `handing` how containers are given devices;
     `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi;
-    `mig` cuts the GPUs as the node's label says.
+    `mig` cuts the GPUs as the node's label says; `on_node` is told of every change of the node.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Agent:
         handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
         mig: MigTools | None = None,
+        on_node: Callable[[Node], None] = lambda _node: None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -89,6 +90,7 @@ class Agent:
         self._handing = handing
         self._simulated = simulated
         self._mig = mig
+        self._on_node = on_node
         self._clock = clock
         self._random = random
         self._stations: tuple[Station, ...] = ()
@@ -158,6 +160,7 @@ class Agent:
         news = self._news(desk, recorder)
 
         def set_node(seen: Node) -> None:
+            self._on_node(seen)
             node.set_node(seen)
             if mig is not None:
                 mig.set_node(seen)

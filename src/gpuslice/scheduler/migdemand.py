@@ -19,6 +19,7 @@ import structlog
 from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
+from gpuslice.cluster.joining import Joining
 from gpuslice.cluster.migrecords import (
     CutGpu,
     MigPolicy,
@@ -44,7 +45,6 @@ from gpuslice.placement.migrestore import plan_restore
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.facts import PodFacts, read_pod
-from gpuslice.scheduler.joining import Joining
 from gpuslice.scheduler.nodes import NodeTable
 
 IDLE_SECONDS: Final = 60.0

@@ -14,6 +14,7 @@ from typing import Final
 from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
+from gpuslice.cluster.joining import Joining
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
@@ -22,7 +23,6 @@ from gpuslice.kube.leading import Alone, Leadership
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Code
 from gpuslice.scheduler.facts import PodFacts, read_pod
-from gpuslice.scheduler.joining import Joining
 from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.preemption import Planner, Preemptor

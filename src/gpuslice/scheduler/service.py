@@ -17,6 +17,7 @@ import structlog
 from gpuslice import names
 from gpuslice.clock import Clock, rfc3339
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
+from gpuslice.cluster.joining import Joining
 from gpuslice.cluster.state import Cluster, has_ended
 from gpuslice.errors import ApiError, GpuSliceError
 from gpuslice.kube.backoff import Backoff
@@ -27,7 +28,6 @@ from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import Cycle, Decision
 from gpuslice.scheduler.facts import Demand, PodFacts, read_pod
-from gpuslice.scheduler.joining import Joining
 from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
 from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.scheduler.nominations import Nominations

@@ -92,7 +92,8 @@ class DiscoveredGpus:
     ) -> None:
         self._line = line
         self._read_machine = machine
-        self._strategy = strategy
+        self._configured = strategy
+        self._told: MigStrategy | None = None
         self._sharing = UNSHARED
         self._replicas_from = AllocationPolicy.DISTRIBUTED
         self._shut = ""
@@ -151,11 +152,27 @@ class DiscoveredGpus:
 
         Raises InputError, and nothing has changed, if they cannot be.
         """
-        NodeGpus(offered(self._found, strategy, sharing, policy))
-        self._strategy, self._sharing, self._replicas_from, self._shut = strategy, sharing, policy, ""
+        counted = self._told or strategy
+        NodeGpus(offered(self._found, counted, sharing, policy))
+        self._configured, self._sharing, self._replicas_from, self._shut = strategy, sharing, policy, ""
         self._offer()
         self._changed.set()
-        return announce(self._found, strategy, sharing).warnings
+        return announce(self._found, counted, sharing).warnings
+
+    def count_as(self, strategy: MigStrategy | None) -> None:
+        """MIG devices are counted so from now on, whatever is configured; None: as is configured.
+
+        As long as that cannot be, nothing is offered.
+        """
+        before, self._told = self._strategy, strategy
+        if self._strategy is not before:
+            self._offered = ()
+            self._offer()
+            self._changed.set()
+
+    @property
+    def _strategy(self) -> MigStrategy:
+        return self._told or self._configured
 
     def labels(self) -> Mapping[str, str]:
         """What a node's labels say about this machine."""

@@ -1,0 +1,29 @@
+"""Who makes the machines of pools, where we are the ones who do: in a cluster in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from gpuslice.capacity.nodepool import PoolWish
+from gpuslice.kube.wire import Pod
+
+
+class Machines(Protocol):
+    """Machines by the names of their nodes. The Node objects are made and deleted by the caller."""
+
+    def running(self) -> Collection[str]:
+        """The nodes whose machines were made here."""
+        ...
+
+    async def start(self, name: str, wish: PoolWish) -> None:
+        """Make the machine of a node whose object exists. One that runs already is left as it is."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """Remove a machine, whatever runs there. One that is not there is fine."""
+        ...
+
+    def needed(self, pods: Sequence[Pod], wish: PoolWish, limit: int) -> Sequence[Sequence[Pod]]:
+        """The new machines of the pool, at most `limit`, that would take pods which wait: who on each."""
+        ...

@@ -1,0 +1,233 @@
+"""The resource GPUNodePool: what is written about a pool, and what it means.
+
+The fields are those of an agent pool in Azure's API (vmSize, count, gpuInstanceProfile, minCount and so on),
+so that a request body written for AKS reads the same here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from gpuslice import names
+from gpuslice.capacity.pools import (
+    MAX_NODES,
+    GpuInstanceProfile,
+    PoolSpec,
+    PoolTaint,
+    TaintEffect,
+    check_name,
+)
+from gpuslice.capacity.vmsizes import Cut, VmSize, cut_of, find_size
+from gpuslice.config.reader import load_yaml
+from gpuslice.devices.sharing import MigStrategy
+from gpuslice.errors import InputError
+from gpuslice.kube.wire import KubeObject, ObjectMeta, Resource, Wire
+
+POOLS: Final = Resource(names.POOL_GROUP, "v1alpha1", "gpunodepools", "GPUNodePool", namespaced=False)
+DEFINITIONS: Final = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+)
+DEFINITION: Final = Path(__file__).parent / "gpunodepools.yaml"
+"""The CustomResourceDefinition; deploy/helm/gpuslice/crds has the same."""
+IDLE_SECONDS: Final = 60
+DEFAULT_COUNT: Final = 3
+"""az's."""
+READY: Final = "Ready"
+SCALING: Final = "Scaling"
+"""Types of conditions: all is as the spec says; the number of nodes is ours to choose."""
+
+_LABEL_NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY: Final = re.compile(rf"(?:[a-z0-9](?:[-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}")
+_LABEL_VALUE: Final = re.compile(rf"(?:{_LABEL_NAME})?")
+_OURS: Final = frozenset(
+    (names.POOL, names.AKS_POOL, names.INSTANCE_TYPE, names.MIG_CONFIG, names.MIG_STRATEGY)
+)
+_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+class PoolFields(Wire, frozen=True, gc=False):
+    """`spec` as it is written."""
+
+    vm_size: str = ""
+    count: int | None = None
+    min_count: int | None = None
+    max_count: int | None = None
+    idle_seconds: int = IDLE_SECONDS
+    gpu_instance_profile: str | None = None
+    mig_strategy: str | None = None
+    node_labels: dict[str, str] | None = None
+    node_taints: tuple[str, ...] = ()
+    selector: dict[str, str] | None = None
+
+
+class Condition(Wire, frozen=True, gc=False):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class PoolStatus(Wire, frozen=True, gc=False, omit_defaults=False):
+    """`cut_nodes`: on how many nodes the GPUs are as the profile says."""
+
+    observed_generation: int = 0
+    nodes: int = 0
+    ready_nodes: int = 0
+    cut_nodes: int = 0
+    conditions: tuple[Condition, ...] = ()
+
+
+class PoolMeta(ObjectMeta, frozen=True, gc=False):
+    generation: int = 0
+
+
+class GPUNodePool(KubeObject, frozen=True, gc=False):
+    resource = POOLS
+    metadata: PoolMeta = PoolMeta()
+    spec: PoolFields = PoolFields()
+    status: PoolStatus = PoolStatus()
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of that type."""
+        return next((one for one in self.status.conditions if one.type == kind), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWish:
+    """What a resource means. `size` and `cut` are None if it does not say.
+
+    `selector`: the pool is the nodes with these labels; None: machines are made for it, where that can be.
+    """
+
+    spec: PoolSpec
+    size: VmSize | None
+    cut: Cut | None
+    selector: Mapping[str, str] | None
+    idle_seconds: int = IDLE_SECONDS
+
+
+def definition() -> dict[str, Any]:
+    """The CustomResourceDefinition as an object."""
+    return cast("dict[str, Any]", load_yaml(DEFINITION.read_text()))
+
+
+def pool_object(name: str, fields: PoolFields) -> dict[str, Any]:
+    """The object to create."""
+    return {
+        "apiVersion": POOLS.api_version,
+        "kind": POOLS.kind,
+        "metadata": {"name": name},
+        "spec": fields,
+    }
+
+
+def read_pool(pool: GPUNodePool) -> PoolWish:
+    """What the resource means. Raises InputError naming the field; nothing is done for such a pool."""
+    return read_fields(check_name(pool.name), pool.spec)
+
+
+def read_fields(name: str, fields: PoolFields) -> PoolWish:
+    """The same of a spec alone. Raises InputError naming the field."""
+    if not fields.vm_size and not fields.selector:
+        raise InputError("say which machines: a VM size, or a selector of existing nodes", field="vmSize")
+    size = find_size(fields.vm_size) if fields.vm_size else None
+    profile = _profile(fields.gpu_instance_profile)
+    cut = cut_of(size.model, profile) if size is not None and profile is not None else None
+    low, high = fields.min_count, fields.max_count
+    if (low is None) != (high is None):
+        raise InputError("minCount and maxCount go together", field="minCount" if low is None else "maxCount")
+    for field, number in (("count", fields.count), ("minCount", low), ("maxCount", high)):
+        if number is not None and not 0 <= number <= MAX_NODES:
+            raise InputError(f"{number} is not a number of nodes; use 0 to {MAX_NODES}", field=field)
+    count = fields.count
+    if low is not None and high is not None:
+        if not 1 <= high >= low:
+            raise InputError(f"{high} is less than minCount {low}, or 0", field="maxCount")
+        count = low if count is None else count
+        if not low <= count <= high:
+            raise InputError(f"{count} is not between minCount {low} and maxCount {high}", field="count")
+    spec = PoolSpec(
+        name,
+        size.name if size is not None else "",
+        DEFAULT_COUNT if count is None else count,
+        profile,
+        _strategy(fields.mig_strategy, profile),
+        low,
+        high,
+        MappingProxyType(_labels(fields.node_labels or {}, "nodeLabels")),
+        tuple(read_taint(text, f"nodeTaints[{n}]") for n, text in enumerate(fields.node_taints)),
+    )
+    selector = None if fields.selector is None else MappingProxyType(_pairs(fields.selector, "selector"))
+    return PoolWish(spec, size, cut, selector, fields.idle_seconds)
+
+
+def read_taint(text: str, field: str) -> PoolTaint:
+    """Read sku=gpu:NoSchedule, or gpu:NoSchedule. Raises InputError."""
+    pair, _, effect = text.rpartition(":")
+    key, _, value = pair.partition("=")
+    if effect not in _EFFECTS or not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+        raise InputError(f"{text!r} is not a taint; write one as sku=gpu:NoSchedule", field=field)
+    return PoolTaint(key, cast("TaintEffect", effect), value)
+
+
+def read_pairs(words: Sequence[str], field: str) -> dict[str, str]:
+    """Read key=value words; one word may hold several, separated by commas or spaces. Raises InputError."""
+    found: dict[str, str] = {}
+    for word in (part for text in words for part in re.split(r"[,\s]+", text) if part):
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"{word!r} is not a label; write key=value", field=field)
+        found[key] = value
+    return _pairs(found, field)
+
+
+def _profile(text: str | None) -> GpuInstanceProfile | None:
+    if text is None:
+        return None
+    try:
+        return GpuInstanceProfile(text)
+    except ValueError as error:
+        known = ", ".join(GpuInstanceProfile)
+        raise InputError(f"{text!r} is not a profile; use one of {known}", field="gpuInstanceProfile") from (
+            error
+        )
+
+
+def _strategy(text: str | None, profile: GpuInstanceProfile | None) -> MigStrategy:
+    if text is None:
+        return MigStrategy.NONE if profile is None else MigStrategy.SINGLE
+    try:
+        strategy = MigStrategy(text)
+    except ValueError as error:
+        raise InputError(f"{text!r} is not a strategy; use none, single or mixed", field="migStrategy") from (
+            error
+        )
+    if profile is not None and strategy is MigStrategy.NONE:
+        raise InputError(
+            "none would count a GPU that is cut as a whole one; use single or mixed with a profile",
+            field="migStrategy",
+        )
+    return strategy
+
+
+def _labels(labels: Mapping[str, str], field: str) -> dict[str, str]:
+    for key in labels.keys() & _OURS:
+        raise InputError(f"{key} is set by the pool itself; leave it out", field=field)
+    return _pairs(labels, field)
+
+
+def _pairs(labels: Mapping[str, str], field: str) -> dict[str, str]:
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            raise InputError(f"{key}={value} is not a label as Kubernetes takes it", field=field)
+    return dict(labels)

@@ -1,0 +1,285 @@
+"""Brings the nodes of every GPUNodePool to what it says: their number, labels, taints, and how GPUs are cut.
+
+Level-triggered: each turn looks at what is there, plans (`poolplan`) and takes the next steps; nothing is
+remembered but since when a node has been idle. A pod is ended only where the number of nodes was lowered or
+the pool deleted, and then by eviction, which disruption budgets can delay; never for cutting a GPU anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import structlog
+
+from gpuslice import names
+from gpuslice.capacity.dressing import dress, new_node, read_record, undress
+from gpuslice.capacity.machines import Machines
+from gpuslice.capacity.nodepool import READY, SCALING, GPUNodePool, PoolWish, read_pool
+from gpuslice.capacity.poolplan import PoolNode, Size, next_names, plan_count, plan_range, plan_recut
+from gpuslice.capacity.poolstatus import Said, readiness, scaling, status_of
+from gpuslice.capacity.poolworld import PoolWorld, members
+from gpuslice.clock import Clock, rfc3339
+from gpuslice.cluster.feed import ChangeKind, ClusterFeed
+from gpuslice.cluster.joining import Joining
+from gpuslice.cluster.state import Cluster
+from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound
+from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.leading import Alone, Leadership
+from gpuslice.kube.reflector import Reflector
+from gpuslice.kube.wire import KubeObject, Node, Pod
+
+COMPONENT: Final = "gpuslice-node-pools"
+PAUSE_SECONDS: Final = 0.1
+"""Changes within this time are looked at together."""
+LOOK_SECONDS: Final = 5.0
+"""How often to look without a change: nodes become idle, disruption budgets allow what they did not."""
+
+_log = structlog.get_logger(__name__)
+
+
+class NodePoolController:
+    """`machines`: who makes machines; None where that is not ours (a cloud does, or people)."""
+
+    def __init__(
+        self,
+        client: Client,
+        cluster: Cluster,
+        feed: ClusterFeed,
+        *,
+        machines: Machines | None = None,
+        leadership: Leadership | None = None,
+        clock: Clock,
+        new_id: Callable[[], str],
+        random: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._feed = feed
+        self._machines = machines
+        self._leadership = leadership or Alone()
+        self._clock = clock
+        self._world = PoolWorld(cluster, clock)
+        self._pools: dict[str, GPUNodePool] = {}
+        self._said: dict[str, str] = {}  # pool -> the last problem that was recorded as an event
+        self._changed = asyncio.Event()
+        self._recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id, random=random)
+        self._reflector = Reflector(
+            client, GPUNodePool, on_set=self._set_pool, on_drop=self._drop_pool, clock=clock, random=random
+        )
+        self._joining = Joining(client, feed, self._on_change, clock=clock)
+
+    async def run(self) -> None:
+        """For ever. The feed is run by the caller."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reflector.run())
+            group.create_task(self._recorder.run())
+            await self._joining.catch_up()
+            await self._reflector.synced.wait()
+            while True:
+                if self._leadership.leads:
+                    await self._turn()
+                await self._wait()
+
+    async def _wait(self) -> None:
+        timer = asyncio.create_task(self._clock.sleep(LOOK_SECONDS))
+        change = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait((timer, change), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            change.cancel()
+        await self._clock.sleep(PAUSE_SECONDS)
+        self._changed.clear()
+
+    # --- one look ---------------------------------------------------------------------------------
+    async def _turn(self) -> None:
+        wishes: dict[str, PoolWish] = {}
+        for name, pool in sorted(self._pools.items()):
+            try:
+                wishes[name] = read_pool(pool)
+            except InputError as error:
+                await self._guarded(pool, self._refuse(pool, str(error)))
+        waiting = self._world.waiting() if self._machines is not None else []
+        for name, wish in wishes.items():
+            pool = self._pools[name]
+            await self._guarded(pool, self._follow(pool, wish, waiting))
+        for node in list(self._world.nodes.values()):
+            record = read_record(node)
+            gone = record.pool and record.pool not in self._pools
+            if gone or (record.pool in wishes and not self._belongs(node, wishes[record.pool])):
+                await self._guarded(None, self._leave(node))
+        if self._machines is not None:
+            for name in set(self._machines.running()) - self._world.nodes.keys():
+                await self._machines.stop(name)  # somebody deleted the Node
+
+    async def _guarded(self, pool: GPUNodePool | None, work: Awaitable[None]) -> None:
+        """One pool that cannot be brought on now must not hold up the others."""
+        try:
+            await work
+        except Conflict:
+            self._changed.set()  # somebody was faster: look again
+        except GpuSliceError as error:
+            _log.warning("cannot follow a node pool now", pool=pool.name if pool else "", error=str(error))
+
+    def _belongs(self, node: Node, wish: PoolWish) -> bool:
+        return bool(members([node], wish, makes=self._machines is not None))
+
+    async def _refuse(self, pool: GPUNodePool, why: str) -> None:
+        self._say(pool, "Warning", "Invalid", why)
+        await self._tell(pool, [], {READY: Said(False, "Invalid", why)})
+
+    async def _follow(self, pool: GPUNodePool, wish: PoolWish, waiting: list[Pod]) -> None:
+        world, machines = self._world, self._machines
+        own = members(world.nodes.values(), wish, makes=machines is not None)
+        try:
+            nodes = [world.look(name, wish) for name in own]
+            self._same_size(own, wish)
+        except InputError as error:
+            await self._refuse(pool, str(error))
+            return
+        size = Size()
+        if machines is not None and wish.selector is None:
+            size = self._size(wish, nodes, waiting)
+            await self._make(pool, wish, nodes, size, machines)
+            nodes = [node for node in nodes if node.name in world.nodes]
+        staying = [node for node in nodes if node.name not in size.retire]
+        recut = plan_recut(staying)
+        cordoned = {*size.retire, *recut.empty}
+        for node in nodes:
+            tell = (node.wanted, node.wanted_strategy) if node.name in recut.tell else None
+            patch = dress(world.nodes[node.name], wish, cordon=node.name in cordoned, tell=tell)
+            if patch is not None:
+                world.nodes[node.name] = await self._client.patch(Node, node.name, patch)
+            if tell is not None:
+                self._say(pool, "Normal", "Cutting", f"node {node.name}: {tell[0]}, {tell[1]}")
+        said = {
+            READY: readiness(wish, nodes, size, recut),
+            SCALING: scaling(wish, nodes, makes=machines is not None),
+        }
+        if recut.failed:
+            self._say(pool, "Warning", "CutFailed", recut.waits)
+        await self._tell(pool, nodes, said)
+
+    def _same_size(self, own: Sequence[str], wish: PoolWish) -> None:
+        """Raises InputError if machines were made of another size: they cannot be changed into this one."""
+        for name in own:
+            node = self._world.nodes[name]
+            there = node.labels.get(names.INSTANCE_TYPE, "")
+            if read_record(node).made and there != wish.spec.node_vm_size:
+                raise InputError(
+                    f"the VM size of a pool cannot be changed, and its nodes are {there}; make another pool",
+                    field="vmSize",
+                )
+
+    def _size(self, wish: PoolWish, nodes: Sequence[PoolNode], waiting: list[Pod]) -> Size:
+        low, high = wish.spec.min_count, wish.spec.max_count
+        if low is None or high is None:
+            return plan_count(nodes, wish.spec.count)
+        if not nodes and not self._begun(wish):
+            return Size(add=wish.spec.count)
+        assert self._machines is not None
+        ready = sum(node.ready for node in nodes)
+        new = self._machines.needed(waiting, wish, high - ready)
+        taken = {pod.uid for pods in new for pod in pods}
+        waiting[:] = [pod for pod in waiting if pod.uid not in taken]  # other pools need not take them, too
+        return plan_range(nodes, low, high, needed=len(new), idle_s=wish.idle_seconds)
+
+    def _begun(self, wish: PoolWish) -> bool:
+        """True once the pool had its first nodes: it then may have none any more."""
+        return self._pools[wish.spec.name].condition(SCALING) is not None
+
+    async def _make(
+        self, pool: GPUNodePool, wish: PoolWish, nodes: Sequence[PoolNode], size: Size, machines: Machines
+    ) -> None:
+        there = {*self._world.nodes, *machines.running()}
+        for name in next_names(pool.name, size.add, there):
+            body = new_node(name, wish)
+            created = await self._client.create(Node.resource, body)
+            self._world.set("node", msgspec.json.decode(created, type=Node))
+            await machines.start(name, wish)
+            self._say(pool, "Normal", "NodeMade", f"made node {name} ({wish.spec.node_vm_size})")
+        for node in nodes:
+            if node.name not in machines.running():
+                await machines.start(node.name, wish)
+        for name in size.evict:
+            if self._world.nodes[name].spec.unschedulable:
+                await self._evict(name)
+        for name in size.remove:
+            if await self._remove(name):
+                self._say(pool, "Normal", "NodeRemoved", f"removed node {name}")
+
+    async def _evict(self, name: str) -> None:
+        for pod in self._world.pods_on(name):
+            if pod.metadata.deletion_timestamp is None:
+                try:
+                    await self._client.evict(pod.namespace, pod.name, pod.uid)
+                except NotFound:
+                    continue
+                except ApiError as error:
+                    if error.status != 429:
+                        raise
+                    # A disruption budget: again later.
+
+    async def _remove(self, name: str) -> bool:
+        """Remove a machine of ours that has no pods, and its Node. False if there are some after all."""
+        listed = await self._client.list(Pod, field_selector=f"spec.nodeName={name}")
+        known = {pod.uid for pod in self._world.pods_on(name)}
+        for pod in listed.items:
+            self._world.set("pod", pod)
+        if known or self._world.pods_on(name):
+            self._changed.set()
+            return False
+        assert self._machines is not None
+        await self._machines.stop(name)
+        with suppress(NotFound):
+            await self._client.delete(Node.resource, name)
+        self._world.nodes.pop(name, None)
+        return True
+
+    async def _leave(self, node: Node) -> None:
+        """A node whose pool is gone, or that has left it: take off what the pool put on; a made one goes."""
+        if not read_record(node).made or self._machines is None:
+            self._world.nodes[node.name] = await self._client.patch(Node, node.name, undress(node))
+            return
+        if not node.spec.unschedulable:
+            body = {"spec": {"unschedulable": True}}
+            self._world.nodes[node.name] = await self._client.patch(Node, node.name, body)
+            self._changed.set()
+        elif self._world.pods_on(node.name):
+            await self._evict(node.name)
+        else:
+            await self._remove(node.name)
+
+    # --- what is told -----------------------------------------------------------------------------
+    async def _tell(self, pool: GPUNodePool, nodes: Sequence[PoolNode], said: dict[str, Said]) -> None:
+        status = status_of(pool, nodes, said, now=rfc3339(self._clock.now_ns()))
+        if status is None:
+            return
+        body = {"status": msgspec.to_builtins(status, str_keys=True)}
+        told = await self._client.patch(GPUNodePool, pool.name, body, subresource="status")
+        if pool.name in self._pools and self._pools[pool.name].uid == told.uid:
+            self._pools[pool.name] = told
+
+    def _say(self, pool: GPUNodePool, kind: str, reason: str, message: str) -> None:
+        if self._said.get(pool.uid) != message:
+            self._said[pool.uid] = message
+            self._recorder.record(pool, "Warning" if kind == "Warning" else "Normal", reason, message)
+
+    # --- what is heard ----------------------------------------------------------------------------
+    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
+        self._world.set(kind, obj)
+        if self._pools or kind == "node":
+            self._changed.set()
+
+    def _set_pool(self, pool: GPUNodePool) -> None:
+        self._pools[pool.name] = pool
+        self._changed.set()
+
+    def _drop_pool(self, pool: GPUNodePool) -> None:
+        self._pools.pop(pool.name, None)
+        self._said.pop(pool.uid, None)
+        self._changed.set()

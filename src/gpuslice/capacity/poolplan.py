@@ -1,0 +1,165 @@
+"""What is to be done about a pool's nodes: from how they are to the next steps. Pure, and safe to ask again.
+
+Nothing is remembered between two looks: what was begun shows on the nodes (labels, cordons).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SUCCESS, FAILED = "success", "failed"
+"""Values of nvidia.com/mig.config.state that end a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNode:
+    """A node of a pool as it is.
+
+    `ready`: its GPUs are offered. `wanted`: the configuration of MIG that it is to have, "" if that is not
+    said, and `wanted_strategy`; `config`, `strategy`, `state` and `reason` are what it has by its labels and
+    annotation; `cut`: it has MIG devices. `holders`: pods that hold GPUs here. `pods`: those that would be
+    lost with the machine. `cordoned`: it gets no new pods. `idle_s`: how long it had no pods.
+    """
+
+    name: str
+    ready: bool = True
+    wanted: str = ""
+    wanted_strategy: str = ""
+    config: str = ""
+    state: str = ""
+    reason: str = ""
+    strategy: str = ""
+    cut: bool = False
+    holders: int = 0
+    pods: int = 0
+    cordoned: bool = False
+    idle_s: float = 0.0
+
+    @property
+    def told(self) -> bool:
+        """Its labels say what is wanted."""
+        return not self.wanted or (self.config, self.strategy) == (self.wanted, self.wanted_strategy)
+
+    @property
+    def renames(self) -> bool:
+        """What pods hold here would get another name."""
+        return self.cut and self.strategy != self.wanted_strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Recut:
+    """`tell`: nodes that are to be told now how their GPUs are to be. `empty`: nodes that have to be without
+    holders first, and get no new ones. `done`: nodes that are as they should be. `waits`: a sentence about
+    what is not done, "" if all is; `failed`: it will not come right by itself.
+    """
+
+    tell: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+    done: int = 0
+    waits: str = ""
+    failed: bool = False
+
+
+def plan_recut(nodes: Sequence[PoolNode]) -> Recut:
+    """Cut the nodes' GPUs anew, one node after the other, those without holders first.
+
+    A node on which pods still hold what has to go does not stop those that are free. The agent of a node cuts
+    each GPU as soon as nothing that has to go is in use; nothing new is given out of it meanwhile. Counting
+    MIG devices in another way renames what pods hold: a node that has some must be without holders for it.
+    """
+    wrong = [node for node in nodes if not node.told]
+    told = [node for node in nodes if node.told and node.wanted]
+    cutting = [node for node in told if node.state not in (SUCCESS, FAILED)]
+    done = sum(node.state == SUCCESS for node in told)
+    number = sum(bool(node.wanted) for node in nodes)
+    failed = next((node for node in told if node.state == FAILED), None)
+    if failed is not None:
+        return Recut(done=done, waits=f"node {failed.name}: {failed.reason or 'cannot be cut'}", failed=True)
+    if not wrong and not cutting:
+        return Recut(done=done)
+    emptying = [node for node in wrong if node.cordoned and node.renames]
+    tell: set[str] = set()
+    empty = {node.name for node in (*emptying, *cutting) if node.cordoned}
+    if all(node.holders for node in cutting):  # the others would wait for nothing
+        stuck = bool(cutting) or any(node.holders for node in emptying)
+        free = [node for node in wrong if not node.holders or not stuck]
+        if free:
+            chosen = min(free, key=lambda node: (node.holders, node.name))
+            if chosen.renames and (chosen.holders or not chosen.cordoned):
+                empty.add(chosen.name)
+            else:
+                tell.add(chosen.name)
+    slow = next(iter([*cutting, *emptying, *wrong]))
+    why = slow.reason or (f"{slow.holders} pods hold its GPUs" if slow.holders else "its GPUs are being cut")
+    return Recut(
+        tuple(sorted(tell)),
+        tuple(sorted(empty)),
+        done,
+        f"{done} of {number} nodes are cut; node {slow.name}: {why}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`add`: how many machines are missing. `retire`: nodes that are to go, and get no pods any more; those
+    in `evict` have pods, which have to move. `remove`: machines that can go now.
+    """
+
+    add: int = 0
+    retire: tuple[str, ...] = ()
+    evict: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+def plan_count(nodes: Sequence[PoolNode], count: int) -> Size:
+    """A fixed number of nodes. Those with the fewest pods go first; their pods are evicted."""
+    if len(nodes) <= count:
+        return Size(add=count - len(nodes))
+    going = sorted(nodes, key=_worth)[: len(nodes) - count]
+    return _retire(going, evict=True)
+
+
+def plan_range(nodes: Sequence[PoolNode], low: int, high: int, *, needed: int, idle_s: float) -> Size:
+    """Autoscaling: `needed` nodes that are not ready yet would take the pods that wait.
+
+    A node that had no pods for `idle_s` seconds goes, unless some wait. Never below `low` nor above `high`;
+    only a lowered `high` evicts pods.
+    """
+    if len(nodes) > high:
+        return plan_count(nodes, high)
+    coming = sum(not node.ready for node in nodes)
+    target = min(max(len(nodes) + max(0, needed - coming), low), high)
+    if target > len(nodes) or needed:
+        return Size(add=target - len(nodes))
+    idle = [node for node in nodes if node.ready and not node.pods and node.idle_s >= idle_s]
+    return _retire(sorted(idle, key=_worth)[: len(nodes) - low], evict=False)
+
+
+def _worth(node: PoolNode) -> tuple[object, ...]:
+    """The nodes that are missed the least come first; those that were chosen before stay chosen."""
+    return not node.cordoned, node.ready, node.pods, -len(node.name), _backwards(node.name)
+
+
+def _backwards(name: str) -> tuple[int, ...]:
+    return tuple(-ord(letter) for letter in name)
+
+
+def _retire(going: Sequence[PoolNode], *, evict: bool) -> Size:
+    return Size(
+        retire=tuple(node.name for node in going),
+        evict=tuple(node.name for node in going if node.pods) if evict else (),
+        remove=tuple(node.name for node in going if node.cordoned and not node.pods),
+    )
+
+
+def next_names(pool: str, number: int, taken: set[str]) -> tuple[str, ...]:
+    """Names for new nodes: the pool's with the lowest free numbers."""
+    found: list[str] = []
+    candidate = 0
+    while len(found) < number:
+        name = f"{pool}-{candidate}"
+        if name not in taken:
+            found.append(name)
+        candidate += 1
+    return tuple(found)

@@ -1,0 +1,80 @@
+"""What a pool's status says: counts and two conditions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from gpuslice.capacity.nodepool import READY, SCALING, Condition, GPUNodePool, PoolStatus, PoolWish
+from gpuslice.capacity.poolplan import SUCCESS, PoolNode, Recut, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A condition's content: a word for programs, a sentence for people."""
+
+    true: bool
+    reason: str
+    message: str = ""
+
+
+def readiness(wish: PoolWish, nodes: Sequence[PoolNode], size: Size, recut: Recut) -> Said:
+    """The condition Ready: is everything as the spec says, and if not, what is being waited for?"""
+    if recut.failed:
+        return Said(False, "CutFailed", recut.waits)
+    unready = [node.name for node in nodes if not node.ready]
+    if size.add:
+        return Said(False, "NodesStarting", f"{size.add} more nodes are being made")
+    if not nodes and wish.selector is not None:
+        labels = ", ".join(f"{key}={value}" for key, value in wish.selector.items())
+        return Said(False, "NoNodes", f"no node has the labels {labels}")
+    if recut.waits:
+        return Said(False, "Cutting", recut.waits)
+    if size.retire:
+        return Said(
+            False, "NodesLeaving", f"these nodes go when their pods have moved: {', '.join(size.retire)}"
+        )
+    if unready:
+        return Said(False, "NodesStarting", f"not ready: {', '.join(unready)}")
+    return Said(True, "Ready")
+
+
+def scaling(wish: PoolWish, nodes: Sequence[PoolNode], *, makes: bool) -> Said:
+    """The condition Scaling: is the number of nodes ours to choose?"""
+    if makes and wish.selector is None:
+        low, high = wish.spec.min_count, wish.spec.max_count
+        if high is None:
+            return Said(True, "Fixed", f"{wish.spec.count} nodes")
+        return Said(True, "Autoscaling", f"{low} to {high} nodes, as pods need them")
+    return Said(
+        False,
+        "NotPossibleHere",
+        f"{len(nodes)} existing nodes are cut as the pool says; count, minCount and maxCount have no effect, "
+        "since their machines are not made by gpuslice",
+    )
+
+
+def status_of(
+    pool: GPUNodePool, nodes: Sequence[PoolNode], said: dict[str, Said], *, now: str
+) -> PoolStatus | None:
+    """The status to write; None if the pool has it already. A condition's time is that of its last flip."""
+    conditions = []
+    for kind in (READY, SCALING):
+        content = said.get(kind)
+        if content is None:
+            continue
+        new = Condition(kind, "True" if content.true else "False", content.reason, content.message, now)
+        old = pool.condition(kind)
+        if old is not None and old.status == new.status:
+            new = replace(new, last_transition_time=old.last_transition_time)
+        conditions.append(new)
+    status = PoolStatus(
+        pool.metadata.generation,
+        len(nodes),
+        sum(node.ready for node in nodes),
+        sum(bool(node.wanted) and node.told and node.state == SUCCESS for node in nodes),
+        tuple(conditions),
+    )
+    return None if status == pool.status else status

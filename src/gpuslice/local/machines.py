@@ -1,0 +1,100 @@
+"""Node pools' machines in a cluster in one process: simulated nodes that come and go at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpuslice import names
+from gpuslice.capacity.dressing import labels_of, new_node
+from gpuslice.capacity.nodepool import PoolWish
+from gpuslice.cluster.annotations import encode_gpus
+from gpuslice.config.cluster import NodePlan, address
+from gpuslice.config.devices import DevicesFile, DevicesSpec
+from gpuslice.config.gpus import GpuEntry, inventory_of
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.devices.offered import offered
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.local.kubelet.node import NodeDescription
+from gpuslice.node.discovery.simulated import SimulatedDriver
+from gpuslice.scheduler.imagined import Imagined
+from gpuslice.units import MemoryUnit
+
+if TYPE_CHECKING:
+    from gpuslice.local.up import LocalCluster
+
+PODS = 110
+"""Pods per node, as kubelet's default."""
+
+
+class SimulatedMachines:
+    """A `capacity.machines.Machines` over the nodes of a `LocalCluster`."""
+
+    def __init__(self, cluster: LocalCluster, imagined: Imagined) -> None:
+        self._cluster = cluster
+        self._imagined = imagined
+        self._numbers: dict[str, int] = {}  # node -> which address it has
+
+    def running(self) -> Collection[str]:
+        return self._numbers.keys()
+
+    async def start(self, name: str, wish: PoolWish) -> None:
+        if name in self._numbers:
+            return
+        first, taken = len(self._cluster.plan.nodes), set(self._numbers.values())
+        number = next(n for n in range(first, first + len(taken) + 1) if n not in taken)
+        self._numbers[name] = number
+        self._cluster.add_node(plan_of(name, wish, self._cluster.plan.unit, number))
+
+    async def stop(self, name: str) -> None:
+        if name in self._numbers:
+            await self._cluster.remove_node(name)
+            del self._numbers[name]
+
+    def needed(self, pods: Sequence[Pod], wish: PoolWish, limit: int) -> Sequence[Sequence[Pod]]:
+        if not pods or limit < 1:
+            return ()
+        return self._imagined.needed(pods, self._template(wish), limit)
+
+    def _template(self, wish: PoolWish) -> Node:
+        """How a node of the pool will look once its agent has offered its GPUs."""
+        plan = plan_of(wish.spec.name, wish, self._cluster.plan.unit, 0)
+        gpus = NodeGpus(offered(SimulatedDriver(plan.machine).look(), plan.mig_strategy), plan.gpus.unit)
+        body = new_node(plan.name, wish)
+        body["metadata"]["annotations"] |= encode_gpus(gpus)
+        node = NodeDescription(
+            plan.name,
+            cpu_milli=plan.cpu_milli,
+            memory_mib=plan.memory_mib,
+            pods=plan.pods,
+            labels=plan.labels,
+        )
+        body["metadata"]["labels"] |= node.all_labels()
+        devices = {r: str(sum(gpu.resource == r for gpu in gpus.gpus)) for r in gpus.resources}
+        units = {names.GPU_MEM: str(sum(map(gpus.units_of, gpus.gpus)))}
+        body["status"] = {"allocatable": node.resources() | devices | units}
+        return msgspec.convert(body, Node)
+
+
+def plan_of(name: str, wish: PoolWish, unit: MemoryUnit, number: int) -> NodePlan:
+    """The simulated node: its GPUs are cut already, as those of a new machine of AKS are."""
+    size = wish.size
+    assert size is not None, "a pool whose machines are made has a VM size"
+    instances = wish.cut.instances if wish.cut is not None else None
+    gpus = (GpuEntry(size.gpu, size.gpus, mig=instances),)
+    spec = DevicesSpec(gpus, memory_unit=str(unit), nvlinks=size.nvlinks)
+    machine = DevicesFile(spec).machine(name)
+    return NodePlan(
+        name,
+        size.vcpus * 1000,
+        size.memory_gib * 1024,
+        PODS,
+        labels_of(wish, made=True),
+        (),  # its Node has them already
+        inventory_of(machine.gpus, unit, field=name),
+        machine,
+        address(number),
+        wish.spec.mig_strategy,
+    )

@@ -1,0 +1,161 @@
+"""Plans for a pool's nodes: who is cut anew next, how many machines, which go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.capacity.poolplan import (
+    FAILED,
+    SUCCESS,
+    PoolNode,
+    Size,
+    next_names,
+    plan_count,
+    plan_range,
+    plan_recut,
+)
+
+OLD = PoolNode(
+    "a",
+    config="all-1g.5gb",
+    strategy="single",
+    state=SUCCESS,
+    cut=True,
+    wanted="all-2g.10gb",
+    wanted_strategy="single",
+)
+
+
+def told(node: PoolNode, state: str = "pending") -> PoolNode:
+    """The node once its labels say what is wanted."""
+    return replace(node, config=node.wanted, strategy=node.wanted_strategy, state=state)
+
+
+def test_one_node_after_the_other_those_without_holders_first() -> None:
+    a, b = replace(OLD, holders=3), replace(OLD, name="b")
+    assert plan_recut([a, b]).tell == ("b",)
+    assert plan_recut([a, told(b)]).tell == (), "one at a time"
+    done = plan_recut([a, told(b, SUCCESS)])
+    assert (done.tell, done.done) == (("a",), 1), "its free GPUs are cut, the others as their pods end"
+
+
+def test_a_node_that_waits_for_pods_does_not_hold_up_one_that_is_free() -> None:
+    stuck = told(replace(OLD, holders=1, reason="these have to end first: GPU 0: default/stays"))
+    free, busy = replace(OLD, name="b"), replace(OLD, name="c", holders=2)
+    plan = plan_recut([stuck, busy, free])
+    assert plan.tell == ("b",)
+    assert plan.waits == "0 of 3 nodes are cut; node a: these have to end first: GPU 0: default/stays"
+    assert plan_recut([stuck, busy]).tell == (), "two nodes that wait would be twice the loss"
+
+
+def test_what_failed_on_one_node_is_not_tried_on_the_next() -> None:
+    failed = told(replace(OLD, reason="GPU 0: no"), FAILED)
+    plan = plan_recut([failed, replace(OLD, name="b")])
+    assert (plan.tell, plan.failed, plan.waits) == ((), True, "node a: GPU 0: no")
+    other = replace(failed, wanted="all-3g.20gb")
+    assert plan_recut([other]).tell == ("a",), "another wish is another try"
+
+
+def test_counting_in_another_way_waits_for_holders_and_lets_nobody_in() -> None:
+    node = replace(OLD, wanted_strategy="mixed", holders=1)
+    assert (plan_recut([node]).tell, plan_recut([node]).empty) == ((), ("a",))
+    closed = replace(node, cordoned=True)
+    assert (plan_recut([closed]).tell, plan_recut([closed]).empty) == ((), ("a",))
+    left = replace(closed, holders=0)
+    assert (plan_recut([left]).tell, plan_recut([left]).empty) == (("a",), ("a",))
+    assert plan_recut([told(left)]).empty == ("a",), "still closed while it is cut"
+    assert plan_recut([told(left, SUCCESS)]).empty == ()
+
+
+def test_a_node_without_mig_devices_may_be_counted_in_another_way_at_once() -> None:
+    node = replace(OLD, config="", strategy="none", cut=False, holders=4)
+    assert plan_recut([node]).tell == ("a",)
+
+
+def test_nothing_is_told_to_nodes_of_which_nothing_is_wanted() -> None:
+    assert plan_recut([PoolNode("a"), PoolNode("b", config="custom")]) == plan_recut([])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.booleans(), st.sampled_from(["single", "mixed"])),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_every_pool_ends_as_wished_once_its_pods_end_and_no_two_nodes_wait(
+    world: list[tuple[int, bool, str]],
+) -> None:
+    """The node agents' part is played: what is told is cut when it has no holders; pods end one by one."""
+    nodes = {
+        f"n{i}": replace(OLD, name=f"n{i}", holders=holders, cut=cut, strategy=strategy)
+        for i, (holders, cut, strategy) in enumerate(world)
+    }
+    for _ in range(200):
+        plan = plan_recut(list(nodes.values()))
+        for name, node in nodes.items():
+            assert not (name in plan.tell and node.renames and node.holders), "a name changed in use"
+            cordoned = name in plan.empty
+            nodes[name] = replace(told(node) if name in plan.tell else node, cordoned=cordoned)
+        waiting = [n for n in nodes.values() if (n.told and n.state != SUCCESS) or n.cordoned]
+        assert len([n for n in waiting if n.holders]) <= 1
+        for name, node in nodes.items():
+            if node.told and not node.holders:
+                nodes[name] = replace(node, state=SUCCESS, cut=True)
+        for name, node in nodes.items():
+            if node.holders:
+                nodes[name] = replace(node, holders=node.holders - 1)
+                break
+        else:
+            if all(node.told and node.state == SUCCESS for node in nodes.values()):
+                assert (
+                    not any(node.cordoned for node in nodes.values())
+                    or plan_recut(list(nodes.values())).empty == ()
+                )
+                return
+    pytest.fail(f"never done: {nodes}")
+
+
+A, B, C = (PoolNode(f"pool-{n}") for n in range(3))
+
+
+def test_a_fixed_count() -> None:
+    assert plan_count([A], 3) == Size(add=2)
+    assert plan_count([A, B], 2) == Size()
+    busy = replace(A, pods=2)
+    assert plan_count([busy, B, C], 1).retire == ("pool-2", "pool-1"), "those without pods, the newest first"
+    assert plan_count([busy, B], 1).remove == (), "not before it gets no new pods"
+    assert plan_count([busy, replace(B, cordoned=True)], 1).remove == ("pool-1",)
+    both = plan_count([busy, replace(B, pods=1)], 0)
+    assert (both.evict, both.remove) == (("pool-1", "pool-0"), ())
+
+
+def test_a_node_that_was_chosen_to_go_stays_chosen() -> None:
+    leaving = replace(A, cordoned=True, pods=1)
+    assert plan_count([leaving, B], 1).retire == ("pool-0",)
+
+
+def test_autoscaling_follows_the_pods_within_its_limits() -> None:
+    assert plan_range([A], 0, 3, needed=1, idle_s=60) == Size(add=1)
+    assert plan_range([A], 0, 3, needed=9, idle_s=60) == Size(add=2), "never above the limit"
+    assert plan_range([], 2, 3, needed=0, idle_s=60) == Size(add=2), "never below"
+    coming = replace(B, ready=False)
+    assert plan_range([A, coming], 0, 3, needed=1, idle_s=60) == Size(), "the one that comes will do"
+
+
+def test_idle_nodes_go_and_nobody_is_evicted() -> None:
+    idle, busy = replace(A, idle_s=61.0), replace(B, pods=1)
+    assert plan_range([idle, busy], 0, 3, needed=0, idle_s=60).retire == ("pool-0",)
+    assert plan_range([idle, busy], 2, 3, needed=0, idle_s=60) == Size(), "never below"
+    assert plan_range([idle, busy], 0, 3, needed=1, idle_s=60).retire == (), "somebody waits"
+    assert plan_range([replace(idle, idle_s=59.0)], 0, 3, needed=0, idle_s=60) == Size()
+    lowered = plan_range([busy, replace(A, pods=1)], 0, 1, needed=0, idle_s=60)
+    assert len(lowered.evict) == 1, "a limit that was lowered is a wish"
+
+
+def test_names_of_new_nodes_fill_gaps() -> None:
+    assert next_names("p", 3, {"p-0", "p-2", "other"}) == ("p-1", "p-3", "p-4")
