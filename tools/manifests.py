@@ -45,7 +45,7 @@ def render(helm: str, wiring: str) -> str:
     devices = ROOT / "examples" / "devices" / "t4x2.yaml"
     command = [helm, "template", "gpuslice", str(CHART), f"--namespace={NAMESPACE}"]
     command += [f"--kube-version={KUBERNETES}", f"--set=scheduler.mode={wiring}"]
-    command += [f"--set-file=agent.devices.simulated={devices}", "--no-hooks"]
+    command += [f"--set-file=agent.devices.simulated={devices}", "--no-hooks", "--include-crds"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     version = re.search(r"^appVersion: (.+)$", (CHART / "Chart.yaml").read_text(), re.M)
     assert version is not None
