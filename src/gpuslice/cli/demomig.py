@@ -1,4 +1,4 @@
-"""The demo's second act: GPUs cut by MIG, counted in NVIDIA's two ways, beside GPUs that are not cut."""
+"""The demo's second act: GPUs cut by MIG, counted in NVIDIA's two ways, and one that is cut for who waits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 from gpuslice import names
 from gpuslice.cli import migtable
 from gpuslice.cli.demoworld import Story, apply, environment, require, say
+from gpuslice.cluster.migrecords import MigPolicy
 from gpuslice.kube.wire import Node
 
 FILE: Final = "mig.yaml"
@@ -17,6 +18,7 @@ PODS: Final = {
     "evaluation": "workstation",
 }
 WAITS: Final = "second-trainer"
+WORKSTATION: Final = "workstation"
 
 
 async def play(story: Story) -> None:
@@ -31,9 +33,16 @@ async def play(story: Story) -> None:
     await story.until("the pods run", lambda: {pod.name for pod in story.running()} == PODS.keys())
     await story.until("an event says why one waits", lambda: bool(story.reasons(WAITS, "FailedScheduling")))
     say(f"  {WAITS} waits: {story.reasons(WAITS, 'FailedScheduling')[0]}")
+    say(f"$ kubectl label node {WORKSTATION} {names.MIG_POLICY}={MigPolicy.ON_DEMAND}")
+    body = {"metadata": {"labels": {names.MIG_POLICY: MigPolicy.ON_DEMAND}}}
+    await cluster.client.patch(Node, WORKSTATION, body)
+    everybody = PODS | {WAITS: WORKSTATION}
+    await story.until(f"{WAITS} runs", lambda: {pod.name for pod in story.running()} == everybody.keys())
+    say(f"  {WAITS} runs: {story.reasons(WAITS, 'CuttingGPU')[0]}")
     seen: list[str] = []
     for pod in story.running():
-        require(pod.spec.node_name == PODS[pod.name], f"{pod.name} is on {PODS[pod.name]}", quiet=True)
+        node = everybody[pod.name]
+        require(pod.spec.node_name == node, f"{pod.name} is on {node}", quiet=True)
         env = await environment(story, pod, pod.spec.containers[0].name)
         device = env.get(names.VISIBLE_DEVICES, "")
         record = cluster.cluster.pod(pod.uid)
