@@ -126,7 +126,9 @@ class MigDemandController:
         for name, node in self._nodes.items():
             gpus |= {gpu.uuid: gpu for gpu in self._gpus(name, node, now, idle)}
         self._idle_since = idle
-        plan = plan_demand(gpus.values(), self._mig_demands(), self._uncut_demands())
+        # Pure, and with a thousand nodes long enough to hold up the scheduler.
+        asked = self._mig_demands(), self._uncut_demands()
+        plan = await asyncio.to_thread(plan_demand, tuple(gpus.values()), *asked)
         for name, node in self._nodes.items():
             if now >= self._refrain.get(name, now):
                 await self._tell(node, {u: g for u, g in gpus.items() if g.node == name}, plan.targets)
