@@ -40,6 +40,7 @@ HEAVY = (
     "uvicorn",
     "cryptography",
     "asyncio",
+    "azure",
 )
 
 

@@ -125,10 +125,10 @@ class PoolProvider(Protocol):
         ...
 
     async def update(self, spec: PoolSpec) -> None:
-        """Bring the pool's count, autoscaling, labels and taints to what `spec` says. Raises PoolNotFound.
+        """Bring the pool's count, autoscaling, labels, taints and its GPUs' cut to what `spec` says.
 
-        `spec.gpu_instance_profile` and `spec.mig_strategy` are not looked at: a cloud cuts GPUs when it makes
-        the machine, and afterwards the nodes' own agents do. Raises PoolRefused if the VM size differs.
+        GPUs are cut anew by the nodes' own agents, which the cloud tells how. Raises PoolNotFound; and
+        PoolRefused for what the cloud never changes: the VM size, a profile that the cloud itself applied.
         """
         ...
 
