@@ -80,6 +80,10 @@ MIG_WANTED: Final = "gpuslice.io/mig-wanted"
 """Node annotation, where pods decide: how the GPUs are to be, for the agent."""
 MIG_STRATEGY: Final = "gpuslice.io/mig-strategy"
 """Node label: how the node's agent counts MIG devices (none, single, mixed); it beats the agent's option."""
+DEVICE_CONFIG: Final = "gpuslice.io/device-plugin-config"
+"""Node annotation: the name of the device plugin file that counts, by NVIDIA's label or without it."""
+DEVICE_CONFIG_REASON: Final = "gpuslice.io/device-plugin-config-reason"
+"""Node annotation: why the file that should count does not."""
 
 # --- node pools -----------------------------------------------------------------------------------
 POOL_GROUP: Final = "gpuslice.io"

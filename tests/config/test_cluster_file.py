@@ -104,7 +104,7 @@ def test_numbered_nodes_have_addresses_of_their_own() -> None:
             "gpus[0].count: write a whole number",
         ),
         (
-            CLUSTER + "spec: {nodes: [{name: a, gpus: [{model: T4, count: 129}]}]}",
+            CLUSTER + "spec: {nodes: [{name: a, gpus: [{model: T4, count: 513}]}]}",
             "gpus[0].count: write a whole number",
         ),
         (

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuslice.cli import options
+from gpuslice.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuslice.node.configuring import ConfigFiles
 
 
 class _Root(click.ParamType[str]):
@@ -39,10 +43,36 @@ _ROOT = _Root()
     "--mig-strategy",
     type=click.Choice(["none", "single", "mixed"]),
     envvar="MIG_STRATEGY",
-    default="none",
-    show_default=True,
     help="How MIG devices are counted, as by NVIDIA's device plugin: as nvidia.com/gpu (single), or by their "
-    "profile, nvidia.com/mig-1g.5gb and so on (mixed).",
+    "profile, nvidia.com/mig-1g.5gb and so on (mixed); default: what the configuration says, or none.",
+)
+@click.option(
+    "--config-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="CONFIG_FILE",
+    metavar="FILE",
+    help="NVIDIA's device plugin configuration (version v1), followed while the agent runs: replicas of "
+    "GPUs, and settings that neither an option nor the environment gives.",
+)
+@click.option(
+    "--config-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="CONFIG_FILE_SRCDIR",
+    metavar="DIR",
+    help="A folder with several of them; the node's label nvidia.com/device-plugin.config says which counts.",
+)
+@click.option(
+    "--default-config",
+    envvar="DEFAULT_CONFIG",
+    metavar="NAME",
+    help="The one that counts on a node without the label.",
+)
+@click.option(
+    "--config-fallbacks",
+    envvar="FALLBACK_STRATEGIES",
+    metavar="LIST",
+    help="Without label and default: named (the file called default), single (the only one), empty (none), "
+    "or several of them with commas, tried in this order.",
 )
 @click.option(
     "--mig-configs",
@@ -62,6 +92,7 @@ _ROOT = _Root()
 @click.option(
     "--pass-device-specs",
     is_flag=True,
+    default=None,
     envvar="PASS_DEVICE_SPECS",
     help="Name the device files to the kubelet, too, which a static CPU manager needs.",
 )
@@ -70,10 +101,8 @@ _ROOT = _Root()
     "--nvidia-driver-root",
     type=_ROOT,
     envvar="NVIDIA_DRIVER_ROOT",
-    default="/",
-    show_default=True,
     metavar="DIR",
-    help="Where the driver is installed on the host.",
+    help="Where the driver is installed on the host; default: /",
 )
 @click.option(
     "--dev-root",
@@ -108,11 +137,15 @@ def agent(
     kubeconfig: Path | None,
     node: str,
     devices: Path | None,
-    mig_strategy: str,
+    mig_strategy: str | None,
+    config_file: Path | None,
+    config_dir: Path | None,
+    default_config: str | None,
+    config_fallbacks: str | None,
     mig_configs: Path | None,
     device_list_strategy: tuple[str, ...],
-    pass_device_specs: bool,
-    driver_root: str,
+    pass_device_specs: bool | None,
+    driver_root: str | None,
     dev_root: str | None,
     labels: bool,
     memory_unit: str | None,
@@ -123,26 +156,48 @@ def agent(
 
     async def work() -> None:
         from gpuslice.cli import servers
-        from gpuslice.config.nvidiaflags import effective
 
         given: dict[str, Any] = {
+            "mig-strategy": mig_strategy,
             "device-list-strategy": ",".join(device_list_strategy) or None,
             "pass-device-specs": pass_device_specs,
             "driver-root": driver_root,
             "dev-root": dev_root,
         }
-        flags = effective({}, cli={k: v for k, v in given.items() if v is not None}, env={})
         await servers.agent(
             kubeconfig,
             node,
             devices,
             kubelet_dir,
-            mig_strategy=mig_strategy,
+            options={name: value for name, value in given.items() if value is not None},
+            files=_files(config_file, config_dir, default_config or "", config_fallbacks or ""),
             mig_configs=mig_configs,
-            flags=flags,
             labels=labels,
             memory_unit=memory_unit,
             probes=probes,
         )
 
     serve(work())
+
+
+def _files(file: Path | None, folder: Path | None, default: str, fallbacks: str) -> ConfigFiles | None:
+    """The device plugin's files, None if there are none. Raises InputError."""
+    from gpuslice.config.nodeconfig import Fallback
+    from gpuslice.node.configuring import ConfigFiles
+
+    if folder is None:
+        if default or fallbacks:
+            raise InputError(
+                "a default is one of several files; give their folder, too",
+                field="--default-config" if default else "--config-fallbacks",
+            )
+        return ConfigFiles.one(file) if file is not None else None
+    if file is not None:
+        raise InputError("give either one file or a folder of several", field="--config-dir")
+    try:
+        chosen = tuple(Fallback(word.strip()) for word in fallbacks.split(",") if word.strip())
+    except ValueError as error:
+        raise InputError(
+            f"{fallbacks!r} is not understood; write {', '.join(Fallback)}", field="--config-fallbacks"
+        ) from error
+    return ConfigFiles.folder(folder, default, chosen)

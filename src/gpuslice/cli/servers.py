@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from gpuslice.cli.reading import connected
@@ -18,15 +18,18 @@ from gpuslice.cli.webhookserver import Webhook
 from gpuslice.clock import Clock, SystemClock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
-from gpuslice.config.nvidiaflags import Flags
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, label_leader
+from gpuslice.kube.wire import Node
 from gpuslice.names import LABEL_LEADER, SCHEDULER_NAME
 from gpuslice.observe.logging import setup
 from gpuslice.observe.probes import ProbesApp
 from gpuslice.observe.serving import Tls, parse_listen, serving
 from gpuslice.placement.policy import Policy
+
+if TYPE_CHECKING:
+    from gpuslice.node.configuring import ConfigFiles
 
 LOOK_SECONDS: Final = 0.25
 """How soon a change of the leader is noticed."""
@@ -177,18 +180,19 @@ async def agent(
     devices: Path | None,
     kubelet_dir: Path,
     *,
-    mig_strategy: str,
+    options: Mapping[str, object],
+    files: ConfigFiles | None,
     mig_configs: Path | None,
-    flags: Flags,
     labels: bool,
     memory_unit: str | None,
     probes: str | None,
 ) -> None:
-    """Run a node's agent until cancelled."""
+    """Run a node's agent until cancelled. `options` are those of NVIDIA's device plugin that are given."""
     from gpuslice.cli.discovering import driver_of, keep_up, line_to, unit_of
-    from gpuslice.devices.sharing import MigStrategy
+    from gpuslice.config.nvidiaflags import effective
     from gpuslice.devices.xids import read_policy
     from gpuslice.node.agent import Agent
+    from gpuslice.node.configuring import Applying, ConfigFollower
     from gpuslice.node.discovery.backend import DiscoveredGpus
     from gpuslice.node.discovery.simulated import SimulatedDriver
     from gpuslice.node.handing import Handing
@@ -205,12 +209,25 @@ async def agent(
     on_paper = isinstance(driver, SimulatedDriver)
     # This machine's kernel says nothing of GPUs on paper.
     machine = None if on_paper else read_machine
-    backend = DiscoveredGpus(line, policy, clock, MigStrategy(mig_strategy), machine=machine)
+    flags = effective({}, cli=options, env=os.environ)
+    backend = DiscoveredGpus(line, policy, clock, flags.mig_strategy, machine=machine)
     await backend.start()
     strategy = StrategyLabel(backend)
+    handing = Handing(flags, backend.found, new_token=lambda: str(uuid4()))
+    apply = Applying(backend, handing, options, os.environ)
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         await strategy.read(client, node)
         group.create_task(keep_up(driver, devices, node, clock=clock))
+        config = ConfigFollower(client, node, files, apply, clock=clock) if files else None
+        if config is not None:
+            config.start()
+            group.create_task(config.run())
+
+        def on_node(seen: Node) -> None:
+            strategy.set_node(seen)
+            if config is not None:
+                config.set_node(seen)
+
         group.create_task(backend.run())
         running = Agent(
             client,
@@ -219,10 +236,10 @@ async def agent(
             kubelet_dir=kubelet_dir,
             unit=unit,
             labels=backend.labels if labels else None,
-            handing=Handing(flags, backend.found, new_token=lambda: str(uuid4())),
+            handing=handing,
             simulated=backend.found if on_paper else None,
             mig=MigTools(driver, backend, reset_of(driver), mig_configs),
-            on_node=strategy.set_node,
+            on_node=on_node,
             clock=clock,
             random=_random.random,
         )

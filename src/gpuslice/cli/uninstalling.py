@@ -17,6 +17,8 @@ ANNOTATIONS = (
     names.MIG_CONFIG_REASON,
     names.MIG_CUTS,
     names.MIG_WANTED,
+    names.DEVICE_CONFIG,
+    names.DEVICE_CONFIG_REASON,
 )
 
 

@@ -293,7 +293,7 @@ def _why_not(gpus: NodeGpus, resource: str, free: Free, size: int, wishes: Seque
         apart = {g.apart for g in gpus.gpus if g.uuid in free} - {Apart.NO}
         if apart and size > 1 and len(free) >= size:
             return Refusal(
-                f"the container asks for {size} {resource}, which here may be only one for each container"
+                f"invalid request: maximum request size for shared resources is 1; found {size}"
                 if Apart.ALONE in apart
                 else f"the container asks for {size} {resource}, which are to be of as many different GPUs; "
                 f"{len({device_of(uuid) for uuid in free})} have one that is free and not promised to others"

@@ -138,26 +138,34 @@ class DiscoveredGpus:
 
     def shut(self, reason: str) -> None:
         """Nothing is to be given to anybody, for this reason, until `configure` says what is."""
-        self._shut = reason
-        self._offer()
-        self._changed.set()
+        if reason != self._shut:
+            self._shut = reason
+            self._offer()
+            self._changed.set()
+
+    def check(self, strategy: MigStrategy, sharing: Sharing, policy: AllocationPolicy) -> tuple[str, ...]:
+        """Sentences about what is not as it may be meant. Raises InputError if they cannot be shared so."""
+        counted = self._told or strategy
+        try:
+            offered(self._found, counted)
+        except InputError as error:
+            return (str(error),)  # not the sharing's fault; GPUs can be cut so that it comes true
+        NodeGpus(offered(self._found, counted, sharing, policy))
+        return announce(self._found, counted, sharing).warnings
 
     def configure(
         self,
         strategy: MigStrategy,
         sharing: Sharing = UNSHARED,
         policy: AllocationPolicy = AllocationPolicy.DISTRIBUTED,
-    ) -> tuple[str, ...]:
-        """From now on the devices are announced so; sentences about what is not as it may be meant.
-
-        Raises InputError, and nothing has changed, if they cannot be.
-        """
-        counted = self._told or strategy
-        NodeGpus(offered(self._found, counted, sharing, policy))
+    ) -> None:
+        """From now on the devices are announced so, or as far as they can be; ask `check` before."""
+        before = self._strategy
         self._configured, self._sharing, self._replicas_from, self._shut = strategy, sharing, policy, ""
+        if self._strategy is not before:
+            self._offered = ()
         self._offer()
         self._changed.set()
-        return announce(self._found, counted, sharing).warnings
 
     def count_as(self, strategy: MigStrategy | None) -> None:
         """MIG devices are counted so from now on, whatever is configured; None: as is configured.
