@@ -158,7 +158,7 @@ class NodePoolController:
                 self._say(pool, "Normal", "Cutting", f"node {node.name}: {tell[0]}, {tell[1]}")
         said = {
             READY: readiness(wish, nodes, size, recut),
-            SCALING: scaling(wish, nodes, makes=machines is not None),
+            SCALING: scaling(wish, makes=machines is not None),
         }
         if recut.failed:
             self._say(pool, "Warning", "CutFailed", recut.waits)

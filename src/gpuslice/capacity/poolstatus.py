@@ -26,7 +26,8 @@ def readiness(wish: PoolWish, nodes: Sequence[PoolNode], size: Size, recut: Recu
         return Said(False, "CutFailed", recut.waits)
     unready = [node.name for node in nodes if not node.ready]
     if size.add:
-        return Said(False, "NodesStarting", f"{size.add} more nodes are being made")
+        more = "1 more node is" if size.add == 1 else f"{size.add} more nodes are"
+        return Said(False, "NodesStarting", f"{more} being made")
     if not nodes and wish.selector is not None:
         labels = ", ".join(f"{key}={value}" for key, value in wish.selector.items())
         return Said(False, "NoNodes", f"no node has the labels {labels}")
@@ -41,18 +42,18 @@ def readiness(wish: PoolWish, nodes: Sequence[PoolNode], size: Size, recut: Recu
     return Said(True, "Ready")
 
 
-def scaling(wish: PoolWish, nodes: Sequence[PoolNode], *, makes: bool) -> Said:
+def scaling(wish: PoolWish, *, makes: bool) -> Said:
     """The condition Scaling: is the number of nodes ours to choose?"""
     if makes and wish.selector is None:
         low, high = wish.spec.min_count, wish.spec.max_count
         if high is None:
-            return Said(True, "Fixed", f"{wish.spec.count} nodes")
+            return Said(True, "Fixed")
         return Said(True, "Autoscaling", f"{low} to {high} nodes, as pods need them")
     return Said(
         False,
         "NotPossibleHere",
-        f"{len(nodes)} existing nodes are cut as the pool says; count, minCount and maxCount have no effect, "
-        "since their machines are not made by gpuslice",
+        "the pool is existing nodes, whose machines gpuslice does not make; "
+        "count, minCount and maxCount have no effect",
     )
 
 

@@ -13,6 +13,7 @@ from gpuslice.cli.inspect import inspect
 from gpuslice.cli.install import install
 from gpuslice.cli.mig import mig
 from gpuslice.cli.node import node
+from gpuslice.cli.nodepool import nodepool
 from gpuslice.cli.scheduler import scheduler
 from gpuslice.cli.uninstall import uninstall
 from gpuslice.cli.up import up
@@ -37,6 +38,7 @@ for command in (
     scheduler,
     agent,
     node,
+    nodepool,
     mig,
 ):
     main.add_command(command)

@@ -1,0 +1,165 @@
+"""What `gpuslice nodepool` does in a cluster: writes GPUNodePools and follows what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gpuslice import names
+from gpuslice.capacity.dressing import read_record
+from gpuslice.capacity.nodepool import (
+    POOLS,
+    READY,
+    GPUNodePool,
+    PoolFields,
+    pool_object,
+    read_fields,
+)
+from gpuslice.capacity.pools import PoolExists, PoolNotFound, PoolRefused, check_name
+from gpuslice.clock import Clock
+from gpuslice.errors import Conflict, InputError, NotFound, Unavailable
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Node
+
+LOOK_SECONDS: Final = 0.2
+SILENCE_SECONDS: Final = 60.0
+"""How long nobody may answer a new pool before its command gives up waiting."""
+FINAL: Final = frozenset(("Invalid", "CutFailed", "NoNodes"))
+"""Reasons of the condition Ready that do not pass by waiting."""
+IN_ONE_PROCESS: Final = "+gpuslice"
+"""In the API server's version, where it is `gpuslice up`."""
+
+OPTIONS: Final = {
+    "vmSize": "--node-vm-size",
+    "count": "--node-count",
+    "minCount": "--min-count",
+    "maxCount": "--max-count",
+    "gpuInstanceProfile": "--gpu-instance-profile",
+    "migStrategy": "--mig-strategy",
+    "nodeLabels": "--labels",
+    "nodeTaints": "--node-taints",
+    "selector": "--selector",
+}
+"""How the fields of a pool are called on the command line."""
+
+Change = Callable[[GPUNodePool], Mapping[str, Any]]
+"""From a pool to the fields of its spec that change, None for those that go."""
+
+
+class PoolDesk:
+    """A cluster's GPUNodePools. `tell` is given a sentence whenever what is waited for has changed."""
+
+    def __init__(self, client: Client, clock: Clock, tell: Callable[[str], None]) -> None:
+        self._client = client
+        self._clock = clock
+        self._tell = tell
+
+    async def makes_machines(self) -> bool:
+        """True if the cluster makes the machines of pools: a cluster in one process."""
+        version = msgspec.json.decode(await self._client.read("/version"))
+        return str(version.get("gitVersion", "")).endswith(IN_ONE_PROCESS)
+
+    async def list(self) -> list[GPUNodePool]:
+        """All pools by name. Raises PoolRefused if the cluster does not know of pools."""
+        try:
+            pools = (await self._client.list(GPUNodePool)).items
+        except NotFound as error:
+            raise _unknown() from error
+        return sorted(pools, key=lambda pool: pool.name)
+
+    async def get(self, name: str) -> GPUNodePool:
+        """One pool. Raises PoolNotFound."""
+        found = [pool for pool in await self.list() if pool.name == name]
+        if not found:
+            raise PoolNotFound(f"there is no node pool {name!r}")
+        return found[0]
+
+    async def add(self, name: str, fields: PoolFields, *, wait: bool) -> GPUNodePool:
+        """Make a pool. Raises InputError, PoolExists, PoolRefused."""
+        _check(check_name(name, field="NAME"), fields)
+        if fields.selector is None and not await self.makes_machines():
+            raise InputError(
+                "this cluster's machines are not made by gpuslice; say which nodes are the pool, such as "
+                "--selector pool=gpu, or which AKS cluster this is, with --resource-group and --cluster-name",
+                field="--selector",
+            )
+        try:
+            await self._client.create(POOLS, pool_object(name, fields))
+        except Conflict as error:
+            raise PoolExists(
+                f"there is a node pool {name!r} already; change it with gpuslice nodepool update {name}"
+            ) from error
+        except NotFound as error:
+            raise _unknown() from error
+        return await self._until_ready(name) if wait else await self.get(name)
+
+    async def update(self, name: str, change: Change, *, wait: bool) -> GPUNodePool:
+        """Change a pool. Raises PoolNotFound, and InputError, with nothing changed, if that would be none."""
+        pool = await self.get(name)
+        changes = change(pool)
+        spec = msgspec.to_builtins(pool.spec) | changes
+        _check(name, msgspec.convert(_without_none(spec), PoolFields))
+        body = {"metadata": {"resourceVersion": pool.metadata.resource_version}, "spec": changes}
+        pool = await self._client.patch(GPUNodePool, name, body)
+        return await self._until_ready(name) if wait else pool
+
+    async def delete(self, name: str, *, wait: bool) -> None:
+        """Delete a pool; with `wait` until no node is left that it dressed. Raises PoolNotFound."""
+        pool = await self.get(name)
+        await self._client.delete(POOLS, name, uid=pool.uid)
+        said = ""
+        while wait:
+            nodes = [n.name for n in (await self._client.list(Node)).items if read_record(n).pool == name]
+            if not nodes:
+                return
+            if (saying := f"its pods move and its nodes go: {', '.join(nodes)}") != said:
+                said = saying
+                self._tell(said)
+            await self._clock.sleep(LOOK_SECONDS)
+
+    async def _until_ready(self, name: str) -> GPUNodePool:
+        """Wait until all is as the spec says. Raises PoolRefused for what does not pass by waiting."""
+        started, said = self._clock.monotonic(), ""
+        while True:
+            pool = await self.get(name)
+            ready = pool.condition(READY)
+            if ready is None or pool.status.observed_generation != pool.metadata.generation:
+                if self._clock.monotonic() - started > SILENCE_SECONDS:
+                    raise Unavailable(
+                        f"node pool {name!r} is written down, but nobody has answered for "
+                        f"{SILENCE_SECONDS:.0f} s; look whether gpuslice's scheduler runs (gpuslice doctor)"
+                    )
+            elif ready.status == "True":
+                return pool
+            elif ready.reason in FINAL:
+                raise PoolRefused(f"node pool {name!r}: {ready.message}")
+            elif ready.message != said:
+                said = ready.message
+                self._tell(said)
+            await self._clock.sleep(LOOK_SECONDS)
+
+
+def _check(name: str, fields: PoolFields) -> None:
+    """Raises InputError that names the option, where the field has one."""
+    try:
+        read_fields(name, fields)
+    except InputError as error:
+        field = OPTIONS.get(error.field.partition("[")[0], error.field)
+        raise InputError(str(error).removeprefix(f"{error.field}: "), field=field) from error
+
+
+def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(one) if isinstance(one, Mapping) else one
+        for key, one in value.items()
+        if one is not None
+    }
+
+
+def _unknown() -> PoolRefused:
+    return PoolRefused(
+        f"this cluster does not know of node pools; install gpuslice's chart, which has {POOLS.plural}."
+        f"{names.POOL_GROUP} among its crds"
+    )
