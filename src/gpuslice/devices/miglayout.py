@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpuslice.devices.mig import GiProfile, MigGeometry
 from gpuslice.devices.migprofile import MigProfile, can_be_part
@@ -31,12 +31,15 @@ class GpuInstance:
     start: int
     id: int
     compute: tuple[ComputeInstance, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Made once: planning looks the same instances up thousands of times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compute", tuple(sorted(self.compute, key=lambda ci: ci.id)))
+        object.__setattr__(self, "_hash", hash((self.profile.id, self.start, self.compute)))
 
     def __hash__(self) -> int:
-        return hash((self.profile.id, self.start, self.compute))
+        return self._hash
 
     @property
     def in_use(self) -> bool:
@@ -72,10 +75,15 @@ class MigLayout:
 
     geometry: MigGeometry
     instances: tuple[GpuInstance, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ordered = sorted(self.instances, key=lambda gi: (gi.start, gi.profile.size))
         object.__setattr__(self, "instances", tuple(ordered))
+        object.__setattr__(self, "_hash", hash((self.geometry, self.instances)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def at(self, start: int) -> GpuInstance | None:
         """The instance that begins there."""

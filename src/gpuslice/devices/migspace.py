@@ -39,14 +39,20 @@ class MigSpace:
         self.geometry = geometry
         profiles = geometry.profiles
         self._windows = [[(start, p.mask(start)) for start in p.starts] for p in profiles]
+        self._places = [(p, start) for p in profiles for start in p.starts]
+        self._first_place = [sum(len(p.starts) for p in profiles[:i]) for i in range(len(profiles))]
         self._index = {profile: index for index, profile in enumerate(profiles)}
         self._shares = [[limit.share(p) for p in profiles] for limit in geometry.limits]
         self.by_size = sorted(range(len(profiles)), key=lambda i: (-profiles[i].size, -profiles[i].slices, i))
         self.none: Counts = (0,) * len(profiles)
-        self.fill = lru_cache(1 << 16)(self._fill)
+        self._fill = lru_cache(1 << 16)(self._find_filling)
         self.future = lru_cache(1 << 16)(self._future)
         self._room = lru_cache(1 << 12)(self._find_room)
         self._why = lru_cache(1 << 12)(self._find_why)
+
+    def index(self, profile: GiProfile) -> int | None:
+        """The profile's place in the geometry's order; None if it is not in it."""
+        return self._index.get(profile)
 
     def counts(self, instances: Iterable[GiProfile]) -> Counts:
         """Profiles, each as often as there are instances of it, as a tuple of counts."""
@@ -93,25 +99,34 @@ class MigSpace:
             if not mask & occupied
         )
 
-    def _fill(self, occupied: int, counts: Counts, wanted: Counts, after: int = -1) -> Filling | None:
+    def fill(self, occupied: int, counts: Counts, wanted: Counts) -> Filling | None:
         """The best way to add instances to what is there, or None if there is none.
 
         Best is what leaves the most placements possible, then the lowest starts, large instances first.
-        Instances of one profile are put in order of their starts; the next must begin after `after`.
+        """
+        found = self._fill(occupied, counts, wanted, -1)
+        return None if found is None else Filling(found[0], tuple(self._places[i] for i in found[1:]))
+
+    def _find_filling(
+        self, occupied: int, counts: Counts, wanted: Counts, after: int
+    ) -> tuple[int, ...] | None:
+        """As `fill`: what remains possible, and the positions in `_places`.
+
+        Instances of one profile are put in order of their starts; the next must begin after `after`. Tens of
+        thousands of answers are remembered: as bare numbers they cost the garbage collector nothing.
         """
         index = next((i for i in self.by_size if wanted[i]), None)
         if index is None:
-            return Filling(self.future(occupied, counts), ())
+            return (self.future(occupied, counts),)
         if not self._room(counts)[index]:
             return None
-        best: Filling | None = None
-        profile = self.geometry.profiles[index]
+        best: tuple[int, ...] | None = None
         more, rest = _add(counts, index, 1), _add(wanted, index, -1)
-        for start, mask in self._windows[index]:
+        for place, (start, mask) in enumerate(self._windows[index], self._first_place[index]):
             if start > after and not mask & occupied:
-                found = self.fill(occupied | mask, more, rest, start if rest[index] else -1)
-                if found is not None and (best is None or found.future > best.future):
-                    best = Filling(found.future, ((profile, start), *found.starts))
+                found = self._fill(occupied | mask, more, rest, start if rest[index] else -1)
+                if found is not None and (best is None or found[0] > best[0]):
+                    best = (found[0], place, *found[1:])
         return best
 
     def drivers_start(self, layout: MigLayout, profile: GiProfile) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from gpuslice.devices.miglayout import MigLayout, say_counts
@@ -54,11 +54,12 @@ class MigDemand:
     pod: str
     wanted: Mapping[MigProfile, int]
     nodes: frozenset[str] | None = None
+    devices: tuple[MigProfile, ...] = field(init=False, repr=False, compare=False)
+    """Every single device, the largest first."""
 
-    @property
-    def devices(self) -> tuple[MigProfile, ...]:
-        """Every single device, the largest first."""
-        return tuple(sorted(Counter(dict(self.wanted)).elements(), reverse=True))
+    def __post_init__(self) -> None:
+        devices = sorted(Counter(dict(self.wanted)).elements(), reverse=True)
+        object.__setattr__(self, "devices", tuple(devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ def plan_cluster(gpus: Iterable[MigGpu], demands: Iterable[MigDemand]) -> Cluste
     """
     ordered = sorted(gpus, key=lambda gpu: (gpu.node, gpu.uuid))
     states = _States()
-    best = _Round(states, ordered, sorted(demands, key=_by_size))
+    start = [(gpu.node, states.of(gpu), gpu.uuid) for gpu in ordered]
+    best = _Round(states, start, sorted(demands, key=_by_size))
     left = max(_FEWEST_ROUNDS, _PLACEMENTS // max(1, len(best.turn)))
     tried = {best.names}
     better = True
@@ -101,7 +103,7 @@ def plan_cluster(gpus: Iterable[MigGpu], demands: Iterable[MigDemand]) -> Cluste
             if left and (names := tuple(demand.pod for demand in turn)) not in tried:
                 tried.add(names)
                 left -= 1
-                other = _Round(states, ordered, turn)
+                other = _Round(states, start, turn)
                 if other.key < best.key:
                     best, better = other, True
                     break
@@ -253,11 +255,13 @@ def _minus(after: _Cost, before: _Cost) -> _Cost:
 class _Round:
     """One go through all pods, in a given order."""
 
-    def __init__(self, states: _States, gpus: Sequence[MigGpu], turn: Sequence[MigDemand]) -> None:
+    def __init__(
+        self, states: _States, gpus: Sequence[tuple[str, _State, str]], turn: Sequence[MigDemand]
+    ) -> None:
         self._states = states
         self._nodes: dict[str, list[tuple[_State, str]]] = {}
-        for gpu in gpus:
-            self._nodes.setdefault(gpu.node, []).append((states.of(gpu), gpu.uuid))
+        for node, state, uuid in gpus:
+            self._nodes.setdefault(node, []).append((state, uuid))
         self._alike: dict[tuple[int, ...], set[str]] = {}
         for node in self._nodes:
             self._enter(node)

@@ -15,15 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, product
+from typing import Final
 
 from gpuslice.devices.mig import GiProfile
 from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout, say_counts
 from gpuslice.devices.migprofile import MigProfile, parts_of
-from gpuslice.devices.migspace import Filling, space_of
+from gpuslice.devices.migspace import Filling, MigSpace, space_of
 from gpuslice.errors import InputError
-from gpuslice.placement.migsteps import Action, MigPlan, Step, create_parts, destroy_parts
+from gpuslice.placement.migsteps import Action, MigPlan, Step, create_parts, destroy_parts, step_of
 from gpuslice.placement.verdict import Code, Verdict
 
+_NONE: Final[frozenset[int]] = frozenset()
 Wanted = Mapping[MigProfile, int]
 """How many MIG devices of each profile."""
 
@@ -77,12 +79,16 @@ def _impossible(now: MigLayout, asked: Counter[MigProfile]) -> Verdict | None:
 class _Kept:
     """What may become of one instance: gone (None), or kept with these compute instances.
 
-    `held` are the devices that remain and that count as wanted; `destroyed` is how many instances go.
+    `held` are the sizes of those that count as wanted, `room` is what is left beside all; `destroyed` is how
+    many instances go. `index` is the profile's in its `MigSpace`, None if the GPU has it by mistake.
     """
 
     gi: GpuInstance
+    index: int | None
     compute: tuple[ComputeInstance, ...] | None
-    held: tuple[MigProfile, ...]
+    held: tuple[int, ...]
+    room: int
+    mask: int
     destroyed: int
 
 
@@ -111,42 +117,69 @@ class _Outcome:
         return len(starts) + parts, -self.filling.future, starts
 
 
-# A cluster has many GPUs that are cut alike, and is asked again and again while pods wait.
-@lru_cache(8192)
+# A cluster has many GPUs that are cut alike, and is asked again and again while pods wait. More answers would
+# not be found again more often, but make the garbage collector's pauses longer than a plan takes.
+@lru_cache(1024)
 def _search(
     now: MigLayout, wanted: frozenset[tuple[MigProfile, int]], *, exactly: bool, may_destroy: bool = True
 ) -> MigPlan | Verdict:
-    asked = Counter(dict(wanted))
-    touched = {profile for device in asked if (profile := now.geometry.find(device)) is not None}
+    space = space_of(now.geometry)
+    sizes: dict[GiProfile, tuple[int, ...]] = {}
+    for device, count in sorted(wanted, reverse=True):
+        profile = now.geometry.profile(device)
+        sizes[profile] = sizes.get(profile, ()) + (device.compute,) * count
+    sizes = {profile: tuple(sorted(parts, reverse=True)) for profile, parts in sizes.items()}
     options = [
-        [_fate(gi, compute, exactly) for compute in _fates(gi, exactly or gi.profile in touched)]
-        if may_destroy
-        else [_fate(gi, gi.compute, exactly)]
+        _options(space, gi, exactly=exactly, may_change=exactly or gi.profile in sizes, may_go=may_destroy)
         for gi in now.instances
     ]
     # Whatever can be had can be had when all that is idle goes.
     bare = tuple(max(fates, key=lambda fate: fate.destroyed) for fates in options)
-    if _complete(now, bare, asked, exactly) is not None:
-        ordered = sorted(product(*options), key=_destroyed)
-        for _, equal in groupby(ordered, key=_destroyed):
-            found = (_complete(now, fates, asked, exactly) for fates in equal)
+    if _complete(space, bare, sizes, exactly) is not None:
+        for destroyed in range(sum(fate.destroyed for fate in bare) + 1):
+            found = (_complete(space, fates, sizes, exactly) for fates in _ways(options, destroyed))
             if outcomes := [outcome for outcome in found if outcome is not None]:
                 return _steps(now, min(outcomes, key=lambda outcome: outcome.key))
     fixed = MigLayout(now.geometry, tuple(gi for gi in now.instances if gi.in_use or not may_destroy))
     what = "instances in use" if may_destroy else "instances there"
+    asked = Counter(dict(wanted))
     text = f"{say_counts(sorted(asked.items()))} cannot be had besides the {what}: {fixed}"
     numbers = {"wanted": asked.total(), "memory_slices_kept": fixed.occupied.bit_count()}
     return Verdict(Code.MIG_NO_ROOM, text, numbers)
 
 
-def _destroyed(fates: Sequence[_Kept]) -> int:
-    return sum(kept.destroyed for kept in fates)
+def _ways(options: Sequence[Sequence[_Kept]], destroyed: int) -> list[tuple[_Kept, ...]]:
+    """Every choice of a fate for each instance by which exactly so much is destroyed."""
+    ways: list[tuple[int, tuple[_Kept, ...]]] = [(destroyed, ())]
+    most = [max(fate.destroyed for fate in fates) for fates in options]
+    for i, fates in enumerate(options):
+        later = sum(most[i + 1 :])
+        ways = [
+            (left - fate.destroyed, (*chosen, fate))
+            for left, chosen in ways
+            for fate in fates
+            if 0 <= left - fate.destroyed <= later
+        ]
+    return [chosen for _, chosen in ways]
 
 
-def _fate(gi: GpuInstance, compute: tuple[ComputeInstance, ...] | None, exactly: bool) -> _Kept:
-    held = tuple(gi.device(ci) for ci in compute or () if exactly or not ci.in_use)
-    return _Kept(
-        gi, compute, held, len(gi.compute) + 1 if compute is None else len(gi.compute) - len(compute)
+@lru_cache(4096)
+def _options(
+    space: MigSpace, gi: GpuInstance, *, exactly: bool, may_change: bool, may_go: bool
+) -> tuple[_Kept, ...]:
+    """What may become of an instance. One in use stays, with the compute instances in use."""
+    fates = _fates(gi, may_change) if may_go else (gi.compute,)
+    return tuple(
+        _Kept(
+            gi,
+            space.index(gi.profile),
+            compute,
+            tuple(ci.slices for ci in compute or () if exactly or not ci.in_use),
+            gi.profile.slices - sum(ci.slices for ci in compute or ()),
+            gi.mask,
+            len(gi.compute) + 1 if compute is None else len(gi.compute) - len(compute),
+        )
+        for compute in fates
     )
 
 
@@ -166,37 +199,45 @@ def _fates(gi: GpuInstance, may_change: bool) -> Iterator[tuple[ComputeInstance,
 
 
 def _complete(
-    now: MigLayout, fates: tuple[_Kept, ...], asked: Counter[MigProfile], exactly: bool
+    space: MigSpace, fates: Sequence[_Kept], sizes: Mapping[GiProfile, tuple[int, ...]], exactly: bool
 ) -> _Outcome | None:
-    """The best way to add what is missing once so much is kept, or None."""
-    kept = [fate for fate in fates if fate.compute is not None]
-    have = Counter([device for fate in kept for device in fate.held])
-    if exactly and have - asked:
-        return None
-    missing = asked - have
-    space = space_of(now.geometry)
-    sizes: dict[GiProfile, list[int]] = {}
-    for device, count in missing.items():
-        sizes.setdefault(now.geometry.profile(device), []).extend([device.compute] * count)
-    if exactly:
+    """The best way to add what is missing once so much is kept, or None.
+
+    `sizes`: the compute instances that are wanted in instances of each profile, the largest first.
+    """
+    occupied, counts = 0, list(space.none)
+    kept: dict[GiProfile, list[_Kept]] = {profile: [] for profile in sizes}
+    for fate in fates:
+        if fate.compute is not None:
+            occupied += fate.mask
+            if fate.index is not None:
+                counts[fate.index] += 1
+            if exactly or fate.gi.profile in sizes:
+                kept.setdefault(fate.gi.profile, []).append(fate)
+    memory, created = occupied.bit_count(), list(space.none)
+    packings: list[tuple[GiProfile, _Packing]] = []
+    for profile, mine in kept.items():
+        missing = list(sizes.get(profile, ()))
+        for fate in mine:
+            for size in fate.held:
+                if size in missing:
+                    missing.remove(size)
+                elif exactly:
+                    return None
         # An instance that holds nothing is no device: it must be filled, or it goes.
-        for fate in kept:
-            if not fate.compute:
-                sizes.setdefault(fate.gi.profile, [])
-    packings = []
-    for profile, parts in sizes.items():
-        mine = [fate for fate in kept if fate.gi.profile == profile]
-        rooms = tuple(profile.slices - sum(ci.slices for ci in fate.compute or ()) for fate in mine)
-        empty = frozenset(i for i, fate in enumerate(mine) if not fate.compute) if exactly else frozenset()
-        packing = _pack(tuple(sorted(parts, reverse=True)), rooms, empty, profile.slices)
-        if packing is None:
+        empty = frozenset(i for i, fate in enumerate(mine) if not fate.compute) if exactly else _NONE
+        if not missing and not empty:
+            continue
+        packing = _pack(tuple(missing), tuple(fate.room for fate in mine), empty, profile.slices)
+        memory += len(packing.new) * profile.size if packing is not None else 0
+        if packing is None or memory > space.geometry.memory_slices:
             return None
+        index = space.index(profile)
+        assert index is not None
+        created[index] += len(packing.new)
         packings.append((profile, packing))
-    occupied = sum(fate.gi.mask for fate in kept)
-    counts = space.counts(fate.gi.profile for fate in kept)
-    created = space.counts(profile for profile, packing in packings for _ in packing.new)
-    filling = space.fill(occupied, counts, created)
-    return None if filling is None else _Outcome(fates, tuple(packings), filling)
+    filling = space.fill(occupied, tuple(counts), tuple(created))
+    return None if filling is None else _Outcome(tuple(fates), tuple(packings), filling)
 
 
 @lru_cache(4096)
@@ -243,7 +284,7 @@ def _steps(now: MigLayout, outcome: _Outcome) -> MigPlan:
         gi = fate.gi
         steps += destroy_parts(gi, [ci for ci in gi.compute if ci not in (fate.compute or ())])
         if fate.compute is None:
-            steps.append(Step(Action.DESTROY_GI, gi.profile, gi.start, gi.id))
+            steps.append(step_of(Action.DESTROY_GI, gi.profile, gi.start, gi.id))
     for profile, packing in outcome.packings:
         mine = [fate for fate in outcome.kept if fate.compute is not None and fate.gi.profile == profile]
         for fate, parts in zip(mine, packing.into, strict=True):
@@ -251,6 +292,6 @@ def _steps(now: MigLayout, outcome: _Outcome) -> MigPlan:
     contents = {profile: iter(sorted(packing.new, reverse=True)) for profile, packing in outcome.packings}
     for profile, start in outcome.filling.starts:
         number = geometry.gi_id(profile, start)
-        steps.append(Step(Action.CREATE_GI, profile, start, number))
+        steps.append(step_of(Action.CREATE_GI, profile, start, number))
         steps += create_parts(profile, start, number, next(contents[profile]), ())
     return MigPlan(now, tuple(steps), outcome.filling.future)

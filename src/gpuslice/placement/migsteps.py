@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import reduce
+from functools import lru_cache, reduce
 
 from gpuslice.devices.mig import GiProfile
 from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout
@@ -98,6 +98,14 @@ class Step:
         return f"{self.action} {device} in {where}"
 
 
+@lru_cache(4096)
+def step_of(
+    action: Action, profile: GiProfile, start: int, gi_id: int, slices: int = 0, ci_id: int = 0
+) -> Step:
+    """That step, the same one each time: thousands of plans that are remembered are made of a few hundred."""
+    return Step(action, profile, start, gi_id, slices, ci_id)
+
+
 @dataclass(frozen=True, slots=True)
 class MigPlan:
     """How one GPU comes from `before` to `after`. Without steps it is there already.
@@ -134,7 +142,7 @@ class MigPlan:
 def destroy_parts(gi: GpuInstance, parts: Iterable[ComputeInstance]) -> Iterator[Step]:
     """Steps that destroy compute instances of a GPU instance."""
     for ci in parts:
-        yield Step(Action.DESTROY_CI, gi.profile, gi.start, gi.id, ci.slices, ci.id)
+        yield step_of(Action.DESTROY_CI, gi.profile, gi.start, gi.id, ci.slices, ci.id)
 
 
 def create_parts(
@@ -145,4 +153,4 @@ def create_parts(
     for size in sizes:
         number = next(n for n in range(profile.slices) if n not in taken)
         taken.add(number)
-        yield Step(Action.CREATE_CI, profile, start, gi_id, size, number)
+        yield step_of(Action.CREATE_CI, profile, start, gi_id, size, number)
