@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.core.credentials import AccessToken
-from azure.core.pipeline.transport import AsyncioRequestsTransport
-from fakearm import CLUSTER, GROUP, SUBSCRIPTION, TOKEN, Answer, FakeArm, arm_error, error, running
+from aks_world import HERE, Impatient, Login, World
+from fakearm import CLUSTER, GROUP, SUBSCRIPTION, Answer, arm_error, error
 
 from gpuslice.capacity.aks import AksCluster
 from gpuslice.capacity.azurepools import AksPools, connected
@@ -26,73 +22,7 @@ from gpuslice.capacity.pools import (
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import GpuSliceError, InputError, Unavailable
 
-HERE = AksCluster(SUBSCRIPTION, GROUP, CLUSTER)
 MIG = PoolSpec("mignode", "Standard_ND96asr_v4", 1, GpuInstanceProfile.MIG1G, MigStrategy.MIXED)
-
-
-class Login:
-    """A credential that has a token."""
-
-    def __init__(self, token: str = TOKEN) -> None:
-        self._token = token
-
-    async def get_token(self, *_scopes: str, **_options: Any) -> AccessToken:
-        return AccessToken(self._token, 4102444800)
-
-    async def close(self) -> None:
-        pass
-
-    async def __aenter__(self) -> Login:
-        return self
-
-    async def __aexit__(self, *_raised: object) -> None:
-        pass
-
-
-class Impatient(AsyncioRequestsTransport):
-    """Notes how long the SDK would have waited, and does not."""
-
-    def __init__(self, authority: Path, waited: list[float]) -> None:
-        super().__init__(connection_verify=str(authority))
-        self._waited = waited
-
-    async def sleep(self, duration: float) -> None:
-        self._waited.append(duration)
-        await asyncio.sleep(0)
-
-
-class World:
-    """The fake, and a provider for it. `waited`: the seconds between the SDK's requests."""
-
-    def __init__(self, arm: FakeArm, authority: Path) -> None:
-        self.arm = arm
-        self.authority = authority
-        self.waited: list[float] = []
-
-    @asynccontextmanager
-    async def pools(
-        self, cluster: AksCluster = HERE, *, token: str = TOKEN, wait: bool = False
-    ) -> AsyncIterator[AksPools]:
-        transport = Impatient(self.authority, self.waited)
-        async with AksPools(
-            cluster, Login(token), endpoint=self.arm.endpoint, transport=transport, poll_seconds=7, wait=wait
-        ) as pools:
-            yield pools
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeArm, Path]]:
-    arm = FakeArm()
-    with running(arm, tmp_path_factory.mktemp("arm")) as authority:
-        yield arm, authority
-
-
-@pytest.fixture
-def world(served: tuple[FakeArm, Path]) -> World:
-    arm, authority = served
-    fresh = FakeArm(endpoint=arm.endpoint)
-    vars(arm).update(vars(fresh))
-    return World(arm, authority)
 
 
 async def test_a_pool_is_made_without_azures_profile_and_its_nodes_are_born_with_the_label(

@@ -231,5 +231,5 @@ def _count(spec: PoolSpec, now: _Properties) -> int:
     """The number of nodes to ask for: where it follows the pods, the one that there is, within the limits."""
     if spec.min_count is None or spec.max_count is None:
         return spec.count
-    there = now.count if now.enable_auto_scaling and now.count is not None else spec.count
+    there = spec.count if now.count is None else now.count
     return max(spec.min_count, min(there, spec.max_count))

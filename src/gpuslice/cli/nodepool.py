@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuslice.cli import options
+from gpuslice.cli import aks, options
 
 if TYPE_CHECKING:
     from gpuslice.capacity.nodepool import GPUNodePool, PoolFields
+    from gpuslice.cli.aksdesk import AksDesk
     from gpuslice.cli.poolwork import PoolDesk
+
+    Desk = PoolDesk | AksDesk
 
 Command = Callable[..., None]
 
@@ -25,12 +28,14 @@ NONE = "none"
     short_help="Pools of machines whose GPUs are cut alike.",
     help="Make, change and delete node pools: a number of equal machines whose GPUs are cut into MIG "
     "instances by a profile. The words and options are those of `az aks nodepool`. In a cluster of gpuslice "
-    "up the machines are simulated; elsewhere a pool is the existing nodes that a selector names.\n\n"
+    "up the machines are simulated; of an AKS cluster (--resource-group, --cluster-name) Azure makes them; "
+    "elsewhere a pool is the existing nodes that a selector names.\n\n"
     + options.examples(
         "gpuslice nodepool add migpool --node-vm-size Standard_ND96asr_v4 --node-count 1 "
         "--gpu-instance-profile MIG1g",
         "gpuslice nodepool update migpool --gpu-instance-profile MIG2g",
         "gpuslice nodepool list",
+        "gpuslice nodepool list --resource-group myresourcegroup --cluster-name migcluster",
     ),
 )
 def nodepool() -> None:
@@ -54,7 +59,7 @@ class _Name(click.Command):
 def _named(command: Command) -> Command:
     argument = click.argument("name", required=False, metavar="NAME")
     option = click.option("-n", "--name", "named", metavar="NAME", help="The same as NAME, as az has it.")
-    return argument(option(options.kubeconfig(command)))
+    return argument(option(aks.where(command)))
 
 
 _no_wait = click.option("--no-wait", is_flag=True, help="Do not wait until it is so.")
@@ -123,7 +128,7 @@ _autoscaler = click.option(
 @_no_wait
 @options.output
 def add(
-    kubeconfig: Path | None,
+    where: aks.Where,
     name: str,
     node_vm_size: str,
     node_count: int | None,
@@ -156,10 +161,10 @@ def add(
             selector=read_pairs(selector, "--selector") or None,
         )
 
-    async def work(desk: PoolDesk) -> None:
+    async def work(desk: Desk) -> None:
         _print(await desk.add(name, fields(), wait=not no_wait), output)
 
-    _run(kubeconfig, work)
+    _run(where, work)
 
 
 @nodepool.command(
@@ -191,7 +196,7 @@ def add(
 @_no_wait
 @options.output
 def update(
-    kubeconfig: Path | None,
+    where: aks.Where,
     name: str,
     node_count: int | None,
     gpu_instance_profile: str | None,
@@ -245,10 +250,10 @@ def update(
             raise InputError("nothing to change; say what, such as --node-count 2")
         return changes
 
-    async def work(desk: PoolDesk) -> None:
+    async def work(desk: Desk) -> None:
         _print(await desk.update(name, change, wait=not no_wait), output)
 
-    _run(kubeconfig, work)
+    _run(where, work)
 
 
 @nodepool.command(
@@ -257,10 +262,10 @@ def update(
     help="All pools: how many nodes each has, how they are cut, and whether that is so.\n\n"
     + options.examples("gpuslice nodepool list", "gpuslice nodepool list -o json"),
 )
-@options.kubeconfig
+@aks.where
 @options.output
-def list_(kubeconfig: Path | None, output: str | None) -> None:
-    async def work(desk: PoolDesk) -> None:
+def list_(where: aks.Where, output: str | None) -> None:
+    async def work(desk: Desk) -> None:
         from gpuslice.cli.output import print_as
         from gpuslice.cli.poolreport import PoolsReport, report, table
 
@@ -272,7 +277,7 @@ def list_(kubeconfig: Path | None, output: str | None) -> None:
         else:
             click.echo("there are no node pools")
 
-    _run(kubeconfig, work)
+    _run(where, work)
 
 
 @nodepool.command(
@@ -282,11 +287,11 @@ def list_(kubeconfig: Path | None, output: str | None) -> None:
 )
 @_named
 @options.output
-def show(kubeconfig: Path | None, name: str, output: str | None) -> None:
-    async def work(desk: PoolDesk) -> None:
+def show(where: aks.Where, name: str, output: str | None) -> None:
+    async def work(desk: Desk) -> None:
         _print(await desk.get(name), output)
 
-    _run(kubeconfig, work)
+    _run(where, work)
 
 
 @nodepool.command(
@@ -298,11 +303,11 @@ def show(kubeconfig: Path | None, name: str, output: str | None) -> None:
 )
 @_named
 @_no_wait
-def delete(kubeconfig: Path | None, name: str, no_wait: bool) -> None:
-    async def work(desk: PoolDesk) -> None:
+def delete(where: aks.Where, name: str, no_wait: bool) -> None:
+    async def work(desk: Desk) -> None:
         await desk.delete(name, wait=not no_wait)
 
-    _run(kubeconfig, work)
+    _run(where, work)
 
 
 def _split(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -319,15 +324,26 @@ def _print(pool: GPUNodePool, output: str | None) -> None:
         click.echo(details(report(pool)), nl=False)
 
 
-def _run(kubeconfig: Path | None, work: Callable[[PoolDesk], Coroutine[Any, Any, None]]) -> None:
+def _run(where: aks.Where, work: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
     from gpuslice.cli.process import run
 
     async def connect() -> None:
+        from gpuslice.capacity.aks import cluster_of
+
+        if (cluster := cluster_of(where.subscription, where.resource_group, where.cluster_name)) is not None:
+            from gpuslice.cli.aksdesk import AksDesk
+
+            await work(AksDesk(partial(aks.provider, cluster), _tell))
+            return
         from gpuslice.cli.poolwork import PoolDesk
         from gpuslice.cli.reading import connected
         from gpuslice.clock import SystemClock
 
-        async with connected(kubeconfig) as client:
-            await work(PoolDesk(client, SystemClock(), lambda text: click.echo(text, err=True)))
+        async with connected(where.kubeconfig) as client:
+            await work(PoolDesk(client, SystemClock(), _tell))
 
     run(connect())
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)

@@ -14,6 +14,7 @@ from gpuslice.capacity.nodepool import (
     READY,
     GPUNodePool,
     PoolFields,
+    PoolWish,
     pool_object,
     read_fields,
 )
@@ -78,7 +79,7 @@ class PoolDesk:
 
     async def add(self, name: str, fields: PoolFields, *, wait: bool) -> GPUNodePool:
         """Make a pool. Raises InputError, PoolExists, PoolRefused."""
-        _check(check_name(name, field="NAME"), fields)
+        read_options(check_name(name, field="NAME"), fields)
         if fields.selector is None and not await self.makes_machines():
             raise InputError(
                 "this cluster's machines are not made by gpuslice; say which nodes are the pool, such as "
@@ -100,7 +101,7 @@ class PoolDesk:
         pool = await self.get(name)
         changes = change(pool)
         spec = msgspec.to_builtins(pool.spec) | changes
-        _check(name, msgspec.convert(_without_none(spec), PoolFields))
+        read_options(name, msgspec.convert(without_none(spec), PoolFields))
         body = {"metadata": {"resourceVersion": pool.metadata.resource_version}, "spec": changes}
         pool = await self._client.patch(GPUNodePool, name, body)
         return await self._until_ready(name) if wait else pool
@@ -141,18 +142,19 @@ class PoolDesk:
             await self._clock.sleep(LOOK_SECONDS)
 
 
-def _check(name: str, fields: PoolFields) -> None:
-    """Raises InputError that names the option, where the field has one."""
+def read_options(name: str, fields: PoolFields) -> PoolWish:
+    """`read_fields`. Raises InputError that names the option, where the field has one."""
     try:
-        read_fields(name, fields)
+        return read_fields(name, fields)
     except InputError as error:
         field = OPTIONS.get(error.field.partition("[")[0], error.field)
         raise InputError(str(error).removeprefix(f"{error.field}: "), field=field) from error
 
 
-def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As a merge patch leaves it: what is None goes, at every depth."""
     return {
-        key: _without_none(one) if isinstance(one, Mapping) else one
+        key: without_none(one) if isinstance(one, Mapping) else one
         for key, one in value.items()
         if one is not None
     }
