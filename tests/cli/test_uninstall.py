@@ -56,3 +56,26 @@ async def test_a_second_time_there_is_nothing_to_do(client: Client) -> None:
     await client.create(Lease.resource, lease, "default")
     assert (await clean(client, lease=("default", "l")))[-1] == "lease default/l: deleted"
     assert await clean(client, lease=("default", "l")) == []
+
+
+async def test_a_pools_labels_and_taints_are_taken_off_and_nobody_elses(client: Client) -> None:
+    """Its GPUs stay cut: pods hold them."""
+    record = '{"pool":"p","labels":["agentpool","team"],"taints":["sku=gpu:NoSchedule"],"cordoned":true}'
+    labels = {
+        "agentpool": "p",
+        "team": "a",
+        "mine": "b",
+        names.MIG_CONFIG: "all-1g.5gb",
+        names.MIG_STRATEGY: "mixed",
+    }
+    taints = [{"key": "sku", "value": "gpu", "effect": "NoSchedule"}, {"key": "mine", "effect": "NoSchedule"}]
+    body = {
+        "metadata": {"labels": labels, "annotations": {names.POOL_RECORD: record}},
+        "spec": {"taints": taints, "unschedulable": True},
+    }
+    await client.patch(Node, "ours", body)
+    await clean(client, lease=None)
+    ours = await client.get(Node, "ours")
+    assert ours.labels == {"gpushare": "true", "mine": "b", names.MIG_CONFIG: "all-1g.5gb"}
+    assert (ours.annotations, ours.spec.unschedulable) == ({"mine": "stays"}, False)
+    assert [taint.key for taint in ours.spec.taints or ()] == ["mine"]

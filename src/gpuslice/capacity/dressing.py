@@ -13,6 +13,7 @@ import msgspec
 
 from gpuslice import names
 from gpuslice.capacity.nodepool import PoolWish
+from gpuslice.devices.sharing import MigStrategy
 from gpuslice.kube.wire import Node, Taint, Wire
 
 PENDING: Final = "pending"
@@ -50,6 +51,8 @@ def labels_of(wish: PoolWish, *, made: bool) -> dict[str, str]:
     own = {names.POOL: name}
     if made:
         own |= {names.AKS_POOL: name, names.INSTANCE_TYPE: wish.spec.node_vm_size}
+    if wish.spec.gpu_instance_profile is None and wish.spec.mig_strategy is not MigStrategy.NONE:
+        own[names.MIG_STRATEGY] = wish.spec.mig_strategy.value  # whoever cuts them, so they are counted
     return {**wish.spec.labels, **own}
 
 
@@ -70,7 +73,8 @@ def dress(
     changes: dict[str, str | None] = {
         key: value for key, value in labels.items() if node.labels.get(key) != value
     }
-    changes |= {key: None for key in record.labels if key not in labels and key in node.labels}
+    gone = set(record.labels) - labels.keys() - {names.MIG_STRATEGY}  # that changes with the cut
+    changes |= {key: None for key in sorted(gone) if key in node.labels}
     annotations: dict[str, str | None] = {}
     config = record.config
     if tell is not None:

@@ -145,7 +145,8 @@ def read_fields(name: str, fields: PoolFields) -> PoolWish:
     cut = cut_of(size.model, profile) if size is not None and profile is not None else None
     low, high = fields.min_count, fields.max_count
     if (low is None) != (high is None):
-        raise InputError("minCount and maxCount go together", field="minCount" if low is None else "maxCount")
+        missing = "minCount" if low is None else "maxCount"
+        raise InputError("is missing; minCount and maxCount go together", field=missing)
     for field, number in (("count", fields.count), ("minCount", low), ("maxCount", high)):
         if number is not None and not 0 <= number <= MAX_NODES:
             raise InputError(f"{number} is not a number of nodes; use 0 to {MAX_NODES}", field=field)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpuslice import names
+from gpuslice.capacity.dressing import undress
 from gpuslice.devices.labels import owned
-from gpuslice.errors import NotFound
+from gpuslice.errors import Conflict, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node
@@ -27,7 +28,7 @@ async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
 
     What kubelet itself says of the resources (aliyun.com/gpu-mem, nvidia.com/gpu) goes with the plugins.
     """
-    nodes = (await client.list(Node)).items
+    nodes = [await _undressed(client, node) for node in (await client.list(Node)).items]
     cleaned = [node.name for node in nodes if await _clean(client, node)]
     done = [
         f"node {name}: no annotations and labels of ours, no {names.GPU_COUNT}, no condition {CONDITION}"
@@ -41,6 +42,19 @@ async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
             return done
         done.append(f"lease {namespace}/{name}: deleted")
     return done
+
+
+async def _undressed(client: Client, node: Node) -> Node:
+    """The node without what its pool put on it; as it was if it goes meanwhile."""
+    while names.POOL_RECORD in node.annotations:
+        try:
+            return await client.patch(Node, node.name, undress(node))
+        except NotFound:
+            return node
+        except Conflict:
+            there = (await client.list(Node, field_selector=f"metadata.name={node.name}")).items
+            node = there[0] if there else Node()
+    return node
 
 
 async def _clean(client: Client, node: Node) -> bool:
@@ -60,7 +74,7 @@ async def _clean(client: Client, node: Node) -> bool:
         if status:
             body: dict[str, object] = {"status": status}
             await client.patch(Node, node.name, body, patch_type="strategic", subresource="status")
-        labels = [key for key in node.metadata.labels or {} if owned(key)]
+        labels = [key for key in node.metadata.labels or {} if owned(key) or key == names.MIG_STRATEGY]
         if GFD_TIMESTAMP in (node.metadata.labels or {}):
             labels = [key for key in labels if not key.startswith("nvidia.com/")]
         body = {"metadata": {"annotations": dict.fromkeys(written), "labels": dict.fromkeys(labels)}}
