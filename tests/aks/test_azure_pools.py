@@ -232,9 +232,11 @@ async def test_the_list_is_of_all_pages_and_by_name(world: World) -> None:
 
 async def test_a_pool_without_gpus_is_listed_too(world: World) -> None:
     world.arm.add("nodepool1", mode="System", enableAutoScaling=False, minCount=1, maxCount=3)
+    world.arm.pools["nodepool1"]["nodeTaints"] = ["kubernetes.azure.com/scalesetpriority=spot:NoSchedule"]
     async with world.pools() as pools:
         (found,) = await pools.list()
-    assert found.spec == PoolSpec("nodepool1", "Standard_DS2_v2", 1)
+    spot = PoolTaint("kubernetes.azure.com/scalesetpriority", "NoSchedule", "spot")
+    assert found.spec == PoolSpec("nodepool1", "Standard_DS2_v2", 1, taints=(spot,))
 
 
 @pytest.mark.parametrize("header", ["Azure-AsyncOperation", "Location"])

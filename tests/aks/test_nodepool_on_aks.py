@@ -41,7 +41,7 @@ def test_the_articles_command_makes_a_pool(world: World, nodepool: Type) -> None
         "mignode  Standard_ND96asr_v4  1      1      MIG1g    single    -            Succeeded\n",
     )
     assert done.stderr == (
-        "Azure makes node pool 'mignode'; that takes minutes, and goes on if you stop waiting\n"
+        "Azure is asked to make node pool 'mignode'; it takes minutes, and goes on if you stop waiting\n"
     )
     assert world.arm.pools["mignode"]["nodeLabels"]["nvidia.com/mig.config"] == "all-1g.5gb"
 

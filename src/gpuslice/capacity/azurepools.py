@@ -57,7 +57,7 @@ class AksPools:
     that the pool gives its nodes at birth: so the profile can change. With `wait`, what changes something
     returns when Azure has finished, and raises PoolRefused if that failed; a wait that is cancelled stops
     nothing in Azure. `endpoint`: the Resource Manager's URL, default: that of Azure's public cloud, or of the
-    one in $AZURE_CLOUD.
+    one in $AZURE_SDK_CLOUD_CONF.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class AksDesk:
                 "on AKS a pool is machines that are made for it; leave it out", field="--selector"
             )
         async with self._connect(wait=wait) as pools:
-            self._say(wait, f"Azure makes node pool {name!r}")
+            self._say(wait, f"make node pool {name!r}")
             await pools.create(wish.spec)
             return shown(await pools.get(name))
 
@@ -64,19 +64,19 @@ class AksDesk:
             spec = read_options(name, msgspec.convert(without_none(fields | changes), PoolFields)).spec
             if own is not None and "gpuInstanceProfile" not in changes:
                 spec = replace(spec, labels={**spec.labels, names.MIG_CONFIG: own})
-            self._say(wait, f"Azure changes node pool {name!r}")
+            self._say(wait, f"change node pool {name!r}")
             await pools.update(spec)
             return shown(await pools.get(name))
 
     async def delete(self, name: str, *, wait: bool) -> None:
         """Delete a pool. Raises PoolNotFound."""
         async with self._connect(wait=wait) as pools:
-            self._say(wait, f"Azure moves the pods of node pool {name!r} away and deletes its machines")
+            self._say(wait, f"delete node pool {name!r} and its machines")
             await pools.delete(name)
 
     def _say(self, wait: bool, what: str) -> None:
         if wait:
-            self._tell(f"{what}; that takes minutes, and goes on if you stop waiting")
+            self._tell(f"Azure is asked to {what}; it takes minutes, and goes on if you stop waiting")
 
 
 def shown(pool: ProvidedPool) -> GPUNodePool:
