@@ -6,12 +6,13 @@ integers, and its GPUs.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -24,15 +25,23 @@ from gpuslice.config.gpus import (
     paper_gpus,
     read_unit,
 )
+from gpuslice.config.nodeconfig import Fallback, choose
+from gpuslice.config.nvidia import NvidiaConfig
+from gpuslice.config.nvidiaflags import effective
 from gpuslice.config.reader import Section, parse, read_document
+from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.machine import PaperMachine
+from gpuslice.devices.offered import offered
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
 from gpuslice.placement.policy import Policy
 from gpuslice.units import MemoryUnit, parse_quantity
 
 KIND: Final = "Cluster"
+UNCONFIGURED: Final = NvidiaConfig({})
+FALLBACKS: Final = (Fallback.NAMED, Fallback.EMPTY)
+"""Which of the device plugin's configurations counts on a node without the label."""
 MAX_NODES: Final = 20_000
 """Nodes that have an address each in 10.0.0.0/8 and a pod network each beside them."""
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)*")
@@ -101,9 +110,14 @@ class NodeEntry(Section, frozen=True):
 
 
 class ClusterSpec(Section, frozen=True):
-    """`memory_unit`: what one aliyun.com/gpu-mem means; `policy`: how the scheduler fills GPUs."""
+    """`memory_unit`: what one aliyun.com/gpu-mem means; `policy`: how the scheduler fills GPUs.
+
+    `device_plugin_configs`: NVIDIA's device plugin configurations by name, as mappings or as text. Which
+    counts says a node's label, without it the one called default, if there is one.
+    """
 
     nodes: tuple[NodeEntry, ...]
+    device_plugin_configs: dict[str, Any] = msgspec.field(default_factory=dict)
     memory_unit: str = "GiB"
     policy: Policy = Policy.BINPACK
 
@@ -122,6 +136,18 @@ class NodePlan:
     machine: PaperMachine
     address: str
     mig_strategy: MigStrategy = MigStrategy.NONE
+    plugin: NvidiaConfig = UNCONFIGURED
+
+    @property
+    def plugin_options(self) -> Mapping[str, object]:
+        """What the node's own settings say to its device plugin, whatever its configuration does."""
+        return {} if self.mig_strategy is MigStrategy.NONE else {"mig-strategy": self.mig_strategy}
+
+    def offered(self, found: Found) -> NodeGpus:
+        """What its agent will offer of these GPUs. Raises InputError if they cannot be so."""
+        flags = effective(self.plugin.flags, cli=self.plugin_options, env={})
+        policy = flags.shared_devices_allocation_policy
+        return NodeGpus(offered(found, flags.mig_strategy, self.plugin.sharing, policy), self.gpus.unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +157,8 @@ class ClusterPlan:
     nodes: tuple[NodePlan, ...]
     unit: MemoryUnit
     policy: Policy
+    plugin_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Texts of the device plugin's configurations, by name."""
 
 
 class ClusterFile(Section, frozen=True):
@@ -151,6 +179,7 @@ class ClusterFile(Section, frozen=True):
     def plan(self) -> ClusterPlan:
         """Work out every node. Raises InputError naming the place in the file."""
         unit = read_unit(self.spec.memory_unit, "spec.memoryUnit")
+        configs = _configs(self.spec.device_plugin_configs)
         if not self.spec.nodes:
             raise InputError("no nodes; write at least one", field="spec.nodes")
         nodes: list[NodePlan] = []
@@ -158,11 +187,12 @@ class ClusterFile(Section, frozen=True):
         owner: dict[str, str] = {}  # GPU uuid -> node name
         for position, entry in enumerate(self.spec.nodes):
             field = f"spec.nodes[{position}]"
+            plugin = _plugin(entry.labels, configs, f"{field}.labels")
             for name in entry.names(field):
                 if name in named:
                     raise InputError(f"node {name!r} is in {named[name]} already", field=field)
                 named[name] = field
-                nodes.append(_plan(entry, name, unit, len(nodes), field))
+                nodes.append(replace(_plan(entry, name, unit, len(nodes), field), plugin=plugin))
                 for gpu in nodes[-1].gpus.gpus:
                     if gpu.uuid in owner:
                         raise InputError(
@@ -172,7 +202,7 @@ class ClusterFile(Section, frozen=True):
                     owner[gpu.uuid] = name
             if len(nodes) > MAX_NODES:
                 raise InputError(f"more than {MAX_NODES} nodes", field="spec.nodes")
-        return ClusterPlan(tuple(nodes), unit, self.spec.policy)
+        return ClusterPlan(tuple(nodes), unit, self.spec.policy, configs)
 
 
 def _plan(entry: NodeEntry, name: str, unit: MemoryUnit, number: int, field: str) -> NodePlan:
@@ -190,6 +220,29 @@ def _plan(entry: NodeEntry, name: str, unit: MemoryUnit, number: int, field: str
         address(number),
         entry.mig_strategy,
     )
+
+
+def _configs(written: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the device plugin's configurations, all read once. Raises InputError naming the place."""
+    texts: dict[str, str] = {}
+    for name, value in written.items():
+        texts[name] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        try:
+            NvidiaConfig.parse(texts[name])
+        except InputError as error:
+            raise InputError(str(error), field=f"spec.devicePluginConfigs.{name}") from error
+    return texts
+
+
+def _plugin(labels: Mapping[str, str], configs: Mapping[str, str], field: str) -> NvidiaConfig:
+    """The configuration that counts at first. Raises InputError if a label names one that is not there."""
+    if not configs:
+        return UNCONFIGURED
+    try:
+        name = choose(labels, tuple(configs), fallbacks=FALLBACKS)
+    except InputError as error:
+        raise InputError(str(error), field=field) from error
+    return NvidiaConfig.parse(configs[name]) if name is not None else UNCONFIGURED
 
 
 def address(number: int) -> str:

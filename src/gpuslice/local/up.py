@@ -26,13 +26,13 @@ from gpuslice.capacity.poolcontroller import NodePoolController
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
-from gpuslice.config.cluster import ClusterPlan, NodePlan
+from gpuslice.config.cluster import FALLBACKS, ClusterPlan, NodePlan
+from gpuslice.config.nvidiaflags import Flags
 from gpuslice.devices.inventory import NodeGpus
-from gpuslice.devices.offered import offered
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import Conflict, InputError, NotFound
 from gpuslice.kube.client import Client
-from gpuslice.kube.wire import KubeObject, Resource, Taint
+from gpuslice.kube.wire import KubeObject, Node, Resource, Taint
 from gpuslice.local.apiserver import ApiServer, webhookpost
 from gpuslice.local.apiserver.certificates import issue
 from gpuslice.local.apiserver.serve import Endpoint
@@ -45,8 +45,10 @@ from gpuslice.local.machines import SimulatedMachines
 from gpuslice.local.process import allow_files, private_folder, rare_collections
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.node.agent import Agent
+from gpuslice.node.configuring import Applying, ConfigFiles, ConfigFollower
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
+from gpuslice.node.handing import Handing
 from gpuslice.node.migmanager import MigTools
 from gpuslice.node.migreset import reset_of
 from gpuslice.node.migstrategy import StrategyLabel
@@ -180,11 +182,12 @@ class LocalCluster:
         await self.changed(none_left)
 
     def _hardware(self, node: NodePlan) -> NodeGpus:
-        """Raises InputError naming the node if its MIG strategy cannot be met."""
+        """Raises InputError naming the node if its GPUs cannot be as its MIG strategy and sharing say."""
         try:
-            return NodeGpus(offered(self.drivers[node.name].look(), node.mig_strategy), node.gpus.unit)
+            return node.offered(self.drivers[node.name].look())
         except InputError as error:
-            raise InputError(f"node {node.name}: {error}", field="migStrategy") from error
+            field = "devicePluginConfigs" if node.plugin.sharing.resources else "migStrategy"
+            raise InputError(f"node {node.name}: {error}", field=field) from error
 
     def _offers(self, node: NodePlan) -> bool:
         view = self.cluster.snapshot(node.name)
@@ -419,6 +422,23 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
         await backend.start()
         strategy = StrategyLabel(backend)
         await strategy.read(running.client, node.name)
+        # Below its own folder there is no driver: nothing of this machine is named to containers.
+        host, token = running.folders[node.name], lambda: _new_id(random)
+        handing = Handing(Flags(), backend.found, host=host, new_token=token)
+        following = [strategy.set_node]
+        works = [backend.run]
+        if running.plan.plugin_configs:
+            files = ConfigFiles(lambda: running.plan.plugin_configs, fallbacks=FALLBACKS)
+            apply = Applying(backend, handing, node.plugin_options, {})
+            config = ConfigFollower(running.client, node.name, files, apply, clock=clock)
+            config.start()
+            following.append(config.set_node)
+            works.append(config.run)
+
+        def on_node(seen: Node) -> None:
+            for follow in following:
+                follow(seen)
+
         agent = Agent(
             running.client,
             node.name,
@@ -428,13 +448,14 @@ def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Rando
             labels=backend.labels,
             simulated=backend.found,
             mig=MigTools(driver, backend, reset_of(driver)),
-            on_node=strategy.set_node,
+            handing=handing,
+            on_node=on_node,
             clock=clock,
             random=random.random,
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(backend.run())
-            group.create_task(agent.run())
+            for work in (*works, agent.run):
+                group.create_task(work())
 
     return Component(f"agent {node.name}", start, clock=clock, random=random)
 
