@@ -80,12 +80,18 @@ async def running(kubectl: Kubectl, *names: str) -> None:
     await kubectl("wait", "--for=condition=Ready", *(f"pod/{name}" for name in names), "--timeout=20s")
 
 
-async def test_the_aks_article_line_by_line(tmp_path: Path) -> None:
+async def test_the_aks_article_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster_of(EMPTY, tmp_path) as (_, kubectl):
         nodepool = Nodepool(tmp_path)
-        # az aks nodepool add --name mignode --node-vm-size ... --gpu-instance-profile MIG1g
-        words = ("--node-vm-size", A100, "--node-count", "1", "--gpu-instance-profile", "MIG1g")
-        assert "mignode" in await nodepool("add", "--name", "mignode", *words)
+        # az aks nodepool add, as it is printed there; az aks get-credentials is KUBECONFIG here.
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        typed = (
+            "nodepool add --name mignode --resource-group myResourceGroup --cluster-name myAKSCluster "
+            f"--node-vm-size {A100} --node-count 1 --gpu-instance-profile MIG1g"
+        )
+        added = await asyncio.to_thread(CliRunner().invoke, main, typed.split())
+        assert (added.exit_code, "mignode" in added.stdout) == (0, True), added.output
+        assert added.stderr.startswith("this is a cluster of gpuslice up, not of AKS")
 
         # kubectl get nodes; kubectl describe node mignode
         assert "mignode-0   Ready" in await kubectl("get", "nodes")

@@ -329,16 +329,22 @@ def _run(where: aks.Where, work: Callable[[Desk], Coroutine[Any, Any, None]]) ->
 
     async def connect() -> None:
         from gpuslice.capacity.aks import cluster_of
+        from gpuslice.cli.poolwork import PoolDesk, in_one_process
+        from gpuslice.cli.reading import connected
+        from gpuslice.clock import SystemClock
 
-        if (cluster := cluster_of(where.subscription, where.resource_group, where.cluster_name)) is not None:
+        named = where.resource_group or where.cluster_name
+        if named and await in_one_process(where.kubeconfig):
+            _tell(
+                "this is a cluster of gpuslice up, not of AKS; --resource-group and --cluster-name have no effect"
+            )
+        elif (
+            cluster := cluster_of(where.subscription, where.resource_group, where.cluster_name)
+        ) is not None:
             from gpuslice.cli.aksdesk import AksDesk
 
             await work(AksDesk(partial(aks.provider, cluster), _tell))
             return
-        from gpuslice.cli.poolwork import PoolDesk
-        from gpuslice.cli.reading import connected
-        from gpuslice.clock import SystemClock
-
         async with connected(where.kubeconfig) as client:
             await work(PoolDesk(client, SystemClock(), _tell))
 

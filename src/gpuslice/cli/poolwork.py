@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -19,8 +22,9 @@ from gpuslice.capacity.nodepool import (
     read_fields,
 )
 from gpuslice.capacity.pools import PoolExists, PoolNotFound, PoolRefused, check_name
+from gpuslice.cli.reading import connected
 from gpuslice.clock import Clock
-from gpuslice.errors import Conflict, InputError, NotFound, Unavailable
+from gpuslice.errors import Conflict, GpuSliceError, InputError, NotFound, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node
 
@@ -29,6 +33,8 @@ SILENCE_SECONDS: Final = 60.0
 """How long nobody may answer a new pool before its command gives up waiting."""
 FINAL: Final = frozenset(("Invalid", "CutFailed", "NoNodes"))
 """Reasons of the condition Ready that do not pass by waiting."""
+ANSWER_SECONDS: Final = 3.0
+"""How long to wait for a cluster that may be another one than is meant."""
 IN_ONE_PROCESS: Final = "+gpuslice"
 """In the API server's version, where it is `gpuslice up`."""
 
@@ -59,8 +65,7 @@ class PoolDesk:
 
     async def makes_machines(self) -> bool:
         """True if the cluster makes the machines of pools: a cluster in one process."""
-        version = msgspec.json.decode(await self._client.read("/version"))
-        return str(version.get("gitVersion", "")).endswith(IN_ONE_PROCESS)
+        return await _in_one_process(self._client)
 
     async def list(self) -> list[GPUNodePool]:
         """All pools by name. Raises PoolRefused if the cluster does not know of pools."""
@@ -158,6 +163,19 @@ def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
         for key, one in value.items()
         if one is not None
     }
+
+
+async def in_one_process(kubeconfig: Path | None) -> bool:
+    """True if the cluster that kubectl speaks to is `gpuslice up`; False if there is none that answers."""
+    with suppress(GpuSliceError, TimeoutError):
+        async with asyncio.timeout(ANSWER_SECONDS), connected(kubeconfig) as client:
+            return await _in_one_process(client)
+    return False
+
+
+async def _in_one_process(client: Client) -> bool:
+    version = msgspec.json.decode(await client.read("/version"))
+    return str(version.get("gitVersion", "")).endswith(IN_ONE_PROCESS)
 
 
 def _unknown() -> PoolRefused:
