@@ -336,7 +336,7 @@ def _run(where: aks.Where, work: Callable[[Desk], Coroutine[Any, Any, None]]) ->
         named = where.resource_group or where.cluster_name
         if named and await in_one_process(where.kubeconfig):
             _tell(
-                "this is a cluster of gpuslice up, not of AKS; --resource-group and --cluster-name have no effect"
+                "this cluster is gpuslice up's, not AKS's; --resource-group and --cluster-name have no effect"
             )
         elif (
             cluster := cluster_of(where.subscription, where.resource_group, where.cluster_name)

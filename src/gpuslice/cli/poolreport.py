@@ -35,8 +35,9 @@ class PoolsReport(Report, frozen=True):
 
 
 def report(pool: GPUNodePool) -> PoolReport:
-    """One pool. `count` is the number of nodes that there are."""
-    spec, ready = pool.spec, _condition(pool, READY)
+    """One pool. `count` is the number of nodes that there are; a status of an older spec is none."""
+    answered = pool.status.observed_generation == pool.metadata.generation
+    spec, ready = pool.spec, _condition(pool, READY) if answered else Condition(READY, "Unknown")
     return PoolReport(
         pool.name,
         spec.vm_size,
