@@ -24,6 +24,7 @@ from gpuslice.observe.serving import Tls, serving
 
 API_VERSION = "2026-08-01"
 TOKEN = "a-token-of-the-tests"
+SECRET = "a-secret-of-the-tests"
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 GROUP, CLUSTER, REGION = "myresourcegroup", "migcluster", "southcentralus"
 VM_SIZES = {  # vCPUs, can be cut
@@ -124,16 +125,20 @@ class FakeArm:
             content += message.get("body", b"")
             more = message.get("more_body", False)
         headers = {key.decode().lower(): value.decode() for key, value in scope["headers"]}
+        if scope["path"].endswith("/oauth2/v2.0/token"):
+            await _send(send, self._login(parse_qs(content.decode())))
+            return
         body = json.loads(content) if content else None
         request = Request(scope["method"], scope["path"], headers, body)
         self.requests.append(request)
-        answer = self._answer(request, parse_qs(scope["query_string"].decode()))
-        sent = b"" if answer.body is None else json.dumps(answer.body).encode()
-        answer.headers["Content-Type"] = "application/json"
-        answer.headers["Content-Length"] = str(len(sent))
-        raw = [(key.encode(), value.encode()) for key, value in answer.headers.items()]
-        await send({"type": "http.response.start", "status": answer.status, "headers": raw})
-        await send({"type": "http.response.body", "body": sent})
+        await _send(send, self._answer(request, parse_qs(scope["query_string"].decode())))
+
+    def _login(self, form: dict[str, list[str]]) -> Answer:
+        """Microsoft Entra's part: a token for a service principal whose secret is right."""
+        if form["client_secret"] != [SECRET]:
+            said = "AADSTS7000215: Invalid client secret provided. Ensure the secret being sent is the right one."
+            return Answer(401, {"error": "invalid_client", "error_description": said})
+        return Answer(200, {"token_type": "Bearer", "expires_in": 3600, "access_token": TOKEN})
 
     def _answer(self, request: Request, query: dict[str, list[str]]) -> Answer:
         if self.instead and self.instead_of in ("", request.method):
@@ -292,6 +297,15 @@ class FakeArm:
         kind = "Microsoft.ContainerService/managedClusters/agentPools"
         place = f"{base}/managedClusters/{CLUSTER}/agentPools/{name}"
         return {"id": place, "name": name, "type": kind, "properties": self.pools[name]}
+
+
+async def _send(send: Any, answer: Answer) -> None:
+    sent = b"" if answer.body is None else json.dumps(answer.body).encode()
+    answer.headers["Content-Type"] = "application/json"
+    answer.headers["Content-Length"] = str(len(sent))
+    raw = [(key.encode(), value.encode()) for key, value in answer.headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+    await send({"type": "http.response.body", "body": sent})
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 from aks_world import HERE, Impatient, Login, World
-from fakearm import CLUSTER, GROUP, SUBSCRIPTION, Answer, arm_error, error
+from fakearm import CLUSTER, GROUP, SECRET, SUBSCRIPTION, Answer, arm_error, error
 
+from gpuslice.capacity import azurepools
 from gpuslice.capacity.aks import AksCluster
 from gpuslice.capacity.azurepools import AksPools, connected
 from gpuslice.capacity.pools import (
@@ -503,6 +505,36 @@ async def test_no_login_at_all_names_the_ways_to_have_one(monkeypatch: pytest.Mo
     assert str(refused.value) == (
         "no login for Azure was found; run `az login`, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and "
         "AZURE_CLIENT_SECRET of a service principal, or run where a managed or a workload identity is"
+    )
+
+
+@pytest.fixture
+def principal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service principal in the environment, whose authority is the fake, too."""
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")
+    monkeypatch.setenv("AZURE_TENANT_ID", "66666666-7777-8888-9999-000000000000")
+    monkeypatch.setenv("AZURE_CLIENT_ID", "12345678-1234-1234-1234-123456789012")
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", SECRET)
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", world.arm.endpoint)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(world.authority))
+    monkeypatch.setattr(azurepools, "AksPools", partial(AksPools, endpoint=world.arm.endpoint))
+
+
+@pytest.mark.usefixtures("principal")
+async def test_a_service_principals_secret_is_login_enough(world: World) -> None:
+    world.arm.add("p")
+    async with connected(HERE) as pools:
+        assert [pool.spec.name for pool in await pools.list()] == ["p"]
+
+
+@pytest.mark.usefixtures("principal")
+async def test_a_wrong_secret_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "wrong")
+    async with connected(HERE) as pools:
+        with pytest.raises(PoolRefused) as refused:
+            await pools.list()
+    assert str(refused.value).startswith(
+        "Azure does not accept the login (AADSTS7000215: Invalid client secret provided); run `az login`, or set"
     )
 
 

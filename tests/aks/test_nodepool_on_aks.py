@@ -105,6 +105,15 @@ def test_a_configuration_of_the_users_own_survives_an_update(world: World, nodep
     assert world.arm.pools["own"]["nodeLabels"] == labels | {"team": "b"}
 
 
+def test_the_labels_of_a_pool_that_aks_cuts_stay(world: World, nodepool: Type) -> None:
+    labels = {"gpushare": "true", "team": "a"}
+    world.arm.add("old", vmSize="Standard_ND96asr_v4", gpuInstanceProfile="MIG1g", nodeLabels=labels)
+    assert nodepool("update", "old", "--node-count", "2").exit_code == 0
+    assert (world.arm.pools["old"]["count"], world.arm.pools["old"]["nodeLabels"]) == (2, labels)
+    assert nodepool("update", "old", "--mig-strategy", "mixed").exit_code == 0
+    assert world.arm.pools["old"]["nodeLabels"] == labels | {"gpuslice.io/mig-strategy": "mixed"}
+
+
 def test_all_pools_are_listed_and_one_is_shown(world: World, nodepool: Type) -> None:
     world.arm.add("nodepool1", mode="System", count=2)
     world.arm.operation_fails = (

@@ -105,13 +105,19 @@ def read_failure(status: int, body: str, otherwise: str, retry_after: str = "") 
     )
 
 
-def node_labels(spec: PoolSpec, now: Mapping[str, str] | None = None) -> dict[str, str]:
+def node_labels(
+    spec: PoolSpec, now: Mapping[str, str] | None = None, *, cut_by_aks: bool = False
+) -> dict[str, str]:
     """The labels that the pool gives its nodes at birth: those asked for, how GPUs are cut, and who does it.
 
     `now`: those that it gave until now, None for a new pool. GPUs that were cut are to be made whole if no
-    profile is wanted. Raises InputError if the profile is not possible on these machines.
+    profile is wanted; `cut_by_aks`: how they are cut is not ours to say. Raises InputError if the profile is
+    not possible on these machines.
     """
     labels = dict(spec.labels)
+    if now is not None and cut_by_aks:
+        kept = {key: now[key] for key in (names.LABEL_GPUSHARE, names.MIG_CONFIG) if key in now}
+        return kept | labels | _strategy(spec)
     if now is None or spec.gpu_instance_profile is not None or names.LABEL_GPUSHARE in now:
         labels.setdefault(names.LABEL_GPUSHARE, JOINS)
     if spec.gpu_instance_profile is not None:
@@ -119,9 +125,11 @@ def node_labels(spec: PoolSpec, now: Mapping[str, str] | None = None) -> dict[st
         labels[names.MIG_CONFIG] = cut.config
     elif now is not None and names.MIG_CONFIG in now:
         labels.setdefault(names.MIG_CONFIG, DISABLED)
-    if spec.mig_strategy is not MigStrategy.NONE:
-        labels[names.MIG_STRATEGY] = spec.mig_strategy
-    return labels
+    return labels | _strategy(spec)
+
+
+def _strategy(spec: PoolSpec) -> dict[str, str]:
+    return {} if spec.mig_strategy is MigStrategy.NONE else {names.MIG_STRATEGY: str(spec.mig_strategy)}
 
 
 def with_labels(spec: PoolSpec, labels: Mapping[str, str]) -> PoolSpec:

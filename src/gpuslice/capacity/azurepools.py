@@ -34,6 +34,9 @@ from gpuslice.capacity.pools import GpuInstanceProfile, PoolNotFound, PoolRefuse
 POLL_SECONDS: Final = 10
 """How often a running operation is asked about where Azure names no time; new machines take minutes."""
 
+REQUEST_SECONDS: Final = 60
+"""How long one request may take; the SDK's own 300 would be what a person waits after Ctrl-C, too."""
+
 _Properties = AgentPoolManagedClusterAgentPoolProfileProperties
 _Transport = AsyncHttpTransport[Any, Any]
 
@@ -44,7 +47,7 @@ async def connected(cluster: AksCluster, *, wait: bool = False) -> AsyncIterator
     # Without a handler Python would print every credential that was not found, before our sentence.
     logging.getLogger("azure").addHandler(logging.NullHandler())
     async with (
-        DefaultAzureCredential(transport=AsyncioRequestsTransport()) as credential,
+        DefaultAzureCredential(transport=_transport()) as credential,
         AksPools(cluster, credential, wait=wait) as pools,
     ):
         yield pools
@@ -76,7 +79,7 @@ class AksPools:
             credential,
             cluster.subscription,
             endpoint,
-            transport=transport or AsyncioRequestsTransport(),
+            transport=transport or _transport(),
             polling_interval=poll_seconds,
             user_agent=f"gpuslice/{__version__}",
         )
@@ -143,8 +146,8 @@ class AksPools:
         now.count = _count(spec, now)
         now.enable_auto_scaling = spec.autoscaling
         now.min_count, now.max_count = spec.min_count, spec.max_count
-        now.node_labels = (
-            dict(spec.labels) if now.gpu_instance_profile else aks.node_labels(spec, now.node_labels or {})
+        now.node_labels = aks.node_labels(
+            spec, now.node_labels or {}, cut_by_aks=now.gpu_instance_profile is not None
         )
         now.node_taints = [str(taint) for taint in spec.taints]
         pool.properties = now
@@ -193,6 +196,11 @@ class AksPools:
             if isinstance(error, ClientAuthenticationError) and error.response is None:
                 raise aks.login_missing(error.message) from error
             raise aks.error_of(_failure(error), doing, pool, self._cluster) from error
+
+
+def _transport() -> _Transport:
+    transport: _Transport = AsyncioRequestsTransport(connection_timeout=REQUEST_SECONDS)
+    return transport
 
 
 def _failure(error: AzureError) -> Failure:

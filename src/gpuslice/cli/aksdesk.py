@@ -64,6 +64,8 @@ class AksDesk:
             spec = read_options(name, msgspec.convert(without_none(fields | changes), PoolFields)).spec
             if own is not None and "gpuInstanceProfile" not in changes:
                 spec = replace(spec, labels={**spec.labels, names.MIG_CONFIG: own})
+            if pool.spec.mig_strategy is None and not changes.keys() & {"gpuInstanceProfile", "migStrategy"}:
+                spec = replace(spec, mig_strategy=MigStrategy.NONE)  # nobody asked for the default
             self._say(wait, f"change node pool {name!r}")
             await pools.update(spec)
             return shown(await pools.get(name))
