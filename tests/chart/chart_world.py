@@ -80,6 +80,8 @@ CASES = {
                 "migConfigs": "version: v1\nmig-configs:\n  half:\n  - devices: [0]\n    mig-enabled: false\n",
                 "deviceListStrategy": ["cdi-cri", "volume-mounts"],
                 "passDeviceSpecs": True,
+                "config": {"default": "version: v1\nflags:\n  failOnInitError: false\n", "none": "{}"},
+                "defaultConfig": "none",
                 "driverRoot": "/run/nvidia/driver",
                 "runtimeClassName": "nvidia",
             },

@@ -13,8 +13,11 @@ from gpuslice import names
 from gpuslice.admission.mutate import PROTECTED, webhook_configuration
 from gpuslice.config.devices import DevicesFile
 from gpuslice.config.migparted import MigPartedFile
+from gpuslice.config.nodeconfig import LABEL, Fallback
+from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import Flags
 from gpuslice.node.cdispec import FOLDER
+from gpuslice.node.configuring import ConfigFiles
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,9 @@ from gpuslice.node.cdispec import FOLDER
         ({"agent": {"driverRoot": "run/nvidia"}}, "at '/agent/driverRoot'"),
         ({"agent": {"migConfigs": "a: [b"}}, "agent.migConfigs must be a file of mig-parted's"),
         ({"agent": {"migConfigs": "version: v1"}}, "agent.migConfigs must be a file of mig-parted's"),
+        ({"agent": {"config": {"a": "b: [c"}}}, "agent.config.a is no YAML"),
+        ({"agent": {"config": {"a/b": ""}}}, "invalid propertyName 'a/b'"),
+        ({"agent": {"defaultConfig": "x"}}, 'agent.defaultConfig: there is no "x" in agent.config'),
         ({"agent": {"devices": {"simulated": "a: [b"}}}, "agent.devices.simulated is no YAML"),
         ({"agent": {"devices": {"simulated": "kind: Cluster"}}}, "must be a document of kind Devices"),
         ({"tls": {"mode": "provided"}}, "needs tls.provided.secretName"),
@@ -121,6 +127,24 @@ def test_the_configurations_of_mig_are_what_the_agent_reads(tmp_path: Path) -> N
     MigPartedFile.load(file)
 
 
+def test_the_device_plugins_configurations_are_what_the_agent_reads(tmp_path: Path) -> None:
+    shared = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: gpu, replicas: 4}\n"
+    text = render(Case({"agent": {"config": {"shared": shared, "whole": ""}, "defaultConfig": "whole"}}))
+    for name, content in find(text, "ConfigMap", "gpuslice-device-plugin-configs")["data"].items():
+        (tmp_path / name).write_text(content)
+    pod = find(text, "DaemonSet", "gpuslice-agent")["spec"]["template"]["spec"]
+    arguments = dict(one.split("=", 1) for one in pod["containers"][0]["args"] if "=" in one)
+    files = ConfigFiles.folder(
+        tmp_path,
+        arguments["--default-config"],
+        tuple(map(Fallback, arguments["--config-fallbacks"].split(","))),
+    )
+    assert files.choose({}) == ("whole", "")
+    assert NvidiaConfig.parse(files.choose({LABEL: "shared"})[1]).sharing.resources[0].replicas == 4
+    mounts = {one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    assert arguments["--config-dir"] in mounts
+
+
 def test_kube_scheduler_asks_the_extender_beside_it() -> None:
     """Path, resources and port are the extender's own."""
     text = render(Case({"scheduler": {"ports": {"extender": 4444}}}))
@@ -128,7 +152,8 @@ def test_kube_scheduler_asks_the_extender_beside_it() -> None:
     config = yaml.safe_load(raw)
     (extender,) = config["extenders"]
     assert extender["urlPrefix"] == f"http://127.0.0.1:4444{names.EXTENDER_PREFIX}"
-    assert {one["name"] for one in extender["managedResources"]} == {names.GPU_MEM, names.WHOLE_GPU}
+    managed = {one["name"] for one in extender["managedResources"]}
+    assert managed == {names.GPU_MEM, names.WHOLE_GPU, names.SHARED_GPU}
     assert config["profiles"] == [{"schedulerName": names.SCHEDULER_NAME}]
     deployment = find(text, "Deployment", "gpuslice-scheduler")
     ours, _ = deployment["spec"]["template"]["spec"]["containers"]

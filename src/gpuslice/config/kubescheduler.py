@@ -69,7 +69,8 @@ def extender_of(wiring: Wiring) -> Json:
         "nodeCacheCapable": True,
         "ignorable": False,
         "managedResources": [
-            {"name": name, "ignoredByScheduler": False} for name in (names.GPU_MEM, names.WHOLE_GPU)
+            {"name": name, "ignoredByScheduler": False}
+            for name in (names.GPU_MEM, names.WHOLE_GPU, names.SHARED_GPU)
         ],
     }
     tls: Json = {}
