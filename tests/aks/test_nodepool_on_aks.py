@@ -103,6 +103,8 @@ def test_a_configuration_of_the_users_own_survives_an_update(world: World, nodep
     assert world.arm.pools["own"]["nodeLabels"] == labels
     nodepool("update", "own", "--labels", "team=b")
     assert world.arm.pools["own"]["nodeLabels"] == labels | {"team": "b"}
+    nodepool("update", "own", "--gpu-instance-profile", "none")
+    assert world.arm.pools["own"]["nodeLabels"] == {"nvidia.com/mig.config": "all-disabled", "team": "b"}
 
 
 def test_the_labels_of_a_pool_that_aks_cuts_stay(world: World, nodepool: Type) -> None:

@@ -165,12 +165,12 @@ def is_settled(state: str) -> bool:
 def error_of(failure: Failure, doing: Doing, pool: str, cluster: AksCluster) -> GpuSliceError:
     """The exception for a failure: its sentence says what is not possible and the remedy.
 
-    `pool`: "" if it was about all of them. 404 is about the cluster then, and if a pool was to be made; else
-    about the pool, which is so only if the cluster is known to be there.
+    `pool`: "" if it was about all of them. 404 is about the cluster then; else about the pool, which is so
+    only if the cluster is known to be there.
     """
     code, said = failure.code, sentence(failure.message)
     where, named = f"cluster {cluster.name!r}", f"{code or f'HTTP {failure.status}'}: "
-    if failure.status == 404 and (doing == "create" or not pool):
+    if failure.status == 404 and not pool:
         return _cluster_not_found(code, cluster)
     if code == "PropertyChangeNotAllowed":
         return PoolRefused(
