@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack, aclosing
 
 import pytest
 from agent_world import GPUS, GUARD, container, world
@@ -12,6 +13,7 @@ from gpuslice import names
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.kubelet.podworker import IGNORE_TERM
+from gpuslice.node.kubeletapi import PluginClient
 from gpuslice.units import MemoryUnit
 
 
@@ -178,6 +180,19 @@ async def test_a_sick_gpu_gets_nothing_new_and_recovers() -> None:
         assert (await here.assigned("a")).annotations[names.MEM_IDX] == "1"
         here.backend.set_health(GPUS[0].uuid, healthy=True)
         await here.allocatable(28)
+
+
+async def test_everybody_who_listens_hears_of_a_sick_gpu() -> None:
+    """Two streams of one resource would share NVIDIA's channel: each sick device is told to one of them."""
+    async with world() as here, AsyncExitStack() as closing:
+        streams = []
+        for _ in range(3):
+            plugin = PluginClient(here.folder / "device-plugins" / "gpuslice-gpu.sock")
+            closing.push_async_callback(plugin.aclose)
+            streams.append(await closing.enter_async_context(aclosing(plugin.list_and_watch())))
+        assert [[one.healthy for one in await anext(stream)] for stream in streams] == [[True, True]] * 3
+        here.backend.set_health(GPUS[1].uuid, False, "XID 79")
+        assert [[one.healthy for one in await anext(stream)] for stream in streams] == [[True, False]] * 3
 
 
 async def test_a_restarted_kubelet_keeps_its_pods() -> None:

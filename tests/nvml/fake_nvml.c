@@ -8,14 +8,17 @@
  *                                              RESETS: none (no MIG), reset (mode waits for one), atonce
  *   pci I DEVICE SUBSYSTEM                     as decimal numbers
  *   profile I ENUM ID SLICES WINDOW MAX SM COPY DEC ENC JPEG OFA MIB STARTS(a,b,c) ME(0|1)
- *   mig I MODE | instance I PROFILE_ID START   how the GPU was left: read once
+ *   mig I MODE [PENDING] | instance I PROFILE_ID START [SLICES(a,b) or -]
+ *                                              how the GPU was left: read once. Without SLICES it has one compute
+ *                                              instance as large as itself, with - none
  *   relation I J LEVEL | nvlink I LINK J       J = -1: a switch
  *   fabric I STATE STATUS CLUSTER_UUID CLIQUE  the UUID as 32 hexadecimal digits
  *   lost I | gone I | busy I GI | action I N   true for as long as the line is there
  *   vanishes I N                               lost, once it has answered N more calls
  *   xid SEQ I XID [GI CI] | reset SEQ I        happen once, in the order of SEQ
  *
- * The file is looked at in every call, so that a test changes the machine by writing it anew.
+ * The file is looked at in every call, so that a test changes the machine by writing it anew. How the GPUs are
+ * cut is kept in the file named by FAKE_NVML_KEPT, if there is one, for the processes that come after this one.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -245,10 +248,18 @@ static void obey(char *line, unsigned long *newest) {
     gpus[i].profiles[gpus[i].count++] = p;
     return;
   }
-  if (sscanf(line, "mig %u %u", &i, &a) == 2 && i < GPUS) { gpus[i].mode = gpus[i].pending = a; return; }
-  if (sscanf(line, "instance %u %u %u", &i, &a, &b) == 3 && i < GPUS) {
+  if ((fields = sscanf(line, "mig %u %u %u", &i, &a, &b)) >= 2 && i < GPUS) {
+    gpus[i].mode = a;
+    gpus[i].pending = fields == 3 ? b : a;
+    return;
+  }
+  if ((fields = sscanf(line, "instance %u %u %u %63s", &i, &a, &b, starts)) >= 3 && i < GPUS) {
     Profile *profile = profile_of(&gpus[i], a);
-    if (profile && fits(&gpus[i], profile, b)) fill(place(&gpus[i], profile, b), profile->slices);
+    if (!profile || !fits(&gpus[i], profile, b)) return;
+    Instance *made = place(&gpus[i], profile, b);
+    if (fields == 3) fill(made, profile->slices);
+    else
+      for (char *part = strtok(starts, ",-"); part; part = strtok(NULL, ",-")) fill(made, (unsigned)atoi(part));
     return;
   }
   if (*line && *line != '#') {
@@ -257,14 +268,81 @@ static void obey(char *line, unsigned long *newest) {
   }
 }
 
+static int is_old(const struct stat *now, const struct stat *then) {
+  return now->st_ino == then->st_ino && now->st_mtim.tv_nsec == then->st_mtim.tv_nsec &&
+         now->st_mtim.tv_sec == then->st_mtim.tv_sec;
+}
+
+/* How the GPUs are cut, in lines that `obey` reads. */
+static void describe(char *to, size_t room) {
+  size_t used = 0;
+  *to = 0;
+  for (unsigned i = 0; i < GPUS; i++) {
+    Gpu *gpu = &gpus[i];
+    if (!gpu->present || !gpu->can_mig) continue;
+    used += (size_t)snprintf(to + used, room - used, "mig %u %u %u\n", i, gpu->mode, gpu->pending);
+    for (Instance *one = gpu->instances; one < gpu->instances + INSTANCES; one++) {
+      if (!one->used) continue;
+      const char *between = "";
+      used += (size_t)snprintf(to + used, room - used, "instance %u %u %u ", i, one->profile->id, one->start);
+      for (Compute *compute = one->computes; compute < one->computes + INSTANCES; compute++)
+        if (compute->used) {
+          used += (size_t)snprintf(to + used, room - used, "%s%u", between, compute->slices);
+          between = ",";
+        }
+      used += (size_t)snprintf(to + used, room - used, "%s\n", *between ? "" : "-");
+    }
+  }
+}
+
+static char kept[16384];
+static struct stat kept_seen;
+
+static void keep(void) {
+  const char *path = getenv("FAKE_NVML_KEPT");
+  char now[sizeof kept], aside[512];
+  if (!path || !loaded) return;
+  describe(now, sizeof now);
+  if (!strcmp(now, kept)) return;
+  snprintf(aside, sizeof aside, "%s.new", path);
+  FILE *file = fopen(aside, "w");
+  if (!file) return;
+  fputs(now, file);
+  fclose(file);
+  rename(aside, path);
+  stat(path, &kept_seen);
+  strcpy(kept, now);
+}
+
+/* Somebody else has cut the GPUs. */
+static int recall(void) {
+  const char *path = getenv("FAKE_NVML_KEPT");
+  struct stat now;
+  char line[512];
+  unsigned long none = 0;
+  if (!path || stat(path, &now) || is_old(&now, &kept_seen)) return 0;
+  FILE *file = fopen(path, "r");
+  if (!file) return 0;
+  int before = loaded;
+  loaded = 0;
+  for (Gpu *gpu = gpus; gpu < gpus + GPUS; gpu++) memset(gpu->instances, 0, sizeof gpu->instances);
+  while (fgets(line, sizeof line, file)) obey(line, &none);
+  fclose(file);
+  loaded = before;
+  kept_seen = now;
+  describe(kept, sizeof kept);
+  return 1;
+}
+
 static void look(void) {
   const char *path = getenv("FAKE_NVML");
   struct stat now;
   char line[512];
   if (!path || stat(path, &now)) return;
-  if (loaded && now.st_ino == seen.st_ino && now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec &&
-      now.st_mtim.tv_sec == seen.st_mtim.tv_sec)
+  if (loaded && is_old(&now, &seen)) {
+    recall();
     return;
+  }
   FILE *file = fopen(path, "r");
   if (!file) return;
   unsigned long newest = last_sequence;
@@ -280,6 +358,9 @@ static void look(void) {
     line[strcspn(line, "\n")] = 0;
     obey(line, &newest);
   }
+  if (recall())
+    for (rewind(file); fgets(line, sizeof line, file);)
+      if (!strncmp(line, "busy ", 5)) obey(line, &newest);
   fclose(file);
   last_sequence = newest;
   loaded = 1;
@@ -300,6 +381,7 @@ static int is_lost(Gpu *gpu) {
 }
 
 static int leave(int code) {
+  keep();
   pthread_mutex_unlock(&lock);
   return code;
 }
