@@ -274,7 +274,9 @@ def test_different_gpus_are_exported_by_index() -> None:
 
 def test_several_kinds_of_gpus_are_exported_with_their_filter() -> None:
     gpus = [mig(0, A100, {"1g.5gb": 7}), mig(1, A30, {"1g.6gb": 4}), mig(2, A100, {"1g.5gb": 7})]
-    document = json.loads(export(gpus, form="json"))
+    text = export(gpus, form="json")
+    assert text.startswith('{\n  "version": "v1",\n'), "indented, as by mig-parted"
+    document = json.loads(text)
     assert document["mig-configs"]["current"] == [
         {"device-filter": "0x20B010DE", "devices": "all", "mig-enabled": True, "mig-devices": {"1g.5gb": 7}},
         {"device-filter": "0x20B710DE", "devices": "all", "mig-enabled": True, "mig-devices": {"1g.6gb": 4}},

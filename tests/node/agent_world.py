@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -295,7 +296,8 @@ async def world(gpus: tuple[Gpu, ...] = GPUS, **options: Any) -> AsyncIterator[W
         await here.start_kubelet()
         await here.start_agent()
         await here.allocatable(sum(map(here.gpus.units_of, gpus)))
-        await here.allocatable(len(gpus), names.WHOLE_GPU)
+        for resource, count in Counter(gpu.resource for gpu in gpus).items():
+            await here.allocatable(count, resource)
         yield here
     finally:
         for what in ("agent", "kubelet"):

@@ -10,11 +10,14 @@ import pytest
 from agent_world import GPUS, GUARD, container, world
 
 from gpuslice import names
+from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.kubelet.podworker import IGNORE_TERM
 from gpuslice.node.kubeletapi import PluginClient
 from gpuslice.units import MemoryUnit
+
+PART = "nvidia.com/mig-3g.20gb"
 
 
 async def test_a_planned_pod_gets_its_gpu_and_its_record() -> None:
@@ -193,6 +196,14 @@ async def test_everybody_who_listens_hears_of_a_sick_gpu() -> None:
         assert [[one.healthy for one in await anext(stream)] for stream in streams] == [[True, True]] * 3
         here.backend.set_health(GPUS[1].uuid, False, "XID 79")
         assert [[one.healthy for one in await anext(stream)] for stream in streams] == [[True, False]] * 3
+
+
+async def test_a_node_whose_gpus_are_all_cut_has_no_whole_ones() -> None:
+    """As with NVIDIA's plugin: a resource of which a node has nothing is not announced."""
+    cut = Gpu(0, "MIG-a", "A100 MIG 3g.20gb", 19968, resource=PART, parent="GPU-a", shareable=False)
+    async with world((cut,)) as here:
+        node = await here.allocatable(1, PART)
+        assert names.WHOLE_GPU not in (node.status.allocatable or {})
 
 
 async def test_a_restarted_kubelet_keeps_its_pods() -> None:

@@ -104,7 +104,7 @@ def test_a_runtime_without_nvidias_toolkit_mounts_libraries_under_all_their_name
         },
     ]
     edits = spec["containerEdits"]
-    assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+    assert edits["env"] == [f"NVIDIA_CTK_LIBCUDA_DIR={LIB}", "NVIDIA_VISIBLE_DEVICES=void"]
     assert edits["deviceNodes"] == [{"path": "/dev/nvidiactl"}]
     mounts = {mount["containerPath"]: mount["hostPath"] for mount in edits["mounts"]}
     assert mounts[f"{LIB}/libcuda.so.1"] == f"{LIB}/libcuda.so.{VERSION}"

@@ -61,7 +61,7 @@ def export(gpus: Sequence[MigState], *, label: str = LABEL, form: str = "yaml") 
         "mig-configs": {label: [_entry(entry, gpus, several) for entry in entries]},
     }
     if form == "json":
-        return json.dumps(document, separators=(",", ":")) + "\n"
+        return json.dumps(document, indent=2) + "\n"
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000)
 
 

@@ -242,9 +242,12 @@ class Agent:
         )
 
     def _open_stations(self, desk: Desk, group: asyncio.TaskGroup) -> None:
-        """Serve each resource that the node has. One that it has no more stays, and offers nothing."""
+        """Serve each resource that the node has. One that it has no more stays, and offers nothing.
+
+        Memory is served even where there is none yet: its ids come with the first GPU that is free to share.
+        """
         served = {station.resource for station in self._stations}
-        for resource in (names.GPU_MEM, *desk.ledger.gpus.resources):
+        for resource in dict.fromkeys((names.GPU_MEM, *(gpu.resource for gpu in desk.ledger.gpus.gpus))):
             if resource not in served:
                 plugin = Plugin(resource, desk)
                 station = Station(plugin, self._folder, clock=self._clock, random=self._random)

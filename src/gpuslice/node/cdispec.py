@@ -39,8 +39,8 @@ def gpu_spec(
             {"name": name, "containerEdits": {"deviceNodes": _nodes(nodes, flags)}} for name, nodes in named
         ],
         "containerEdits": {
-            # Else NVIDIA's runtime, where it is there as well, would add the devices that the image names.
-            "env": [f"{names.VISIBLE_DEVICES}=void"],
+            # The second, else NVIDIA's runtime, where it is there as well, would add what the image names.
+            "env": [f"NVIDIA_CTK_LIBCUDA_DIR={driver.libcuda_folder}", f"{names.VISIBLE_DEVICES}=void"],
             "deviceNodes": _nodes(control_nodes, flags),
             "mounts": _mounts(driver, flags),
             **({"hooks": _hooks(driver)} if driver.hook else {}),

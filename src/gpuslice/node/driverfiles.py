@@ -59,6 +59,12 @@ class DriverFiles:
         """Where the libraries are."""
         return tuple(dict.fromkeys(str(Path(library).parent) for library in self.libraries))
 
+    @property
+    def libcuda_folder(self) -> str:
+        """Where libcuda is, "" if it is not among the libraries."""
+        paths = map(Path, self.libraries)
+        return next((str(path.parent) for path in paths if path.name.startswith("libcuda.so.")), "")
+
 
 def find_driver(version: str, root: Path = Path("/"), *, host: Path = Path("/")) -> DriverFiles:
     """The files of the driver of that version below its root; toolkit and sockets are looked for on the host.
