@@ -95,12 +95,17 @@ class MigManager:
         self._close = close
         self._clock = clock
         self._node: Node | None = None
+        self._awaits_kubelet = False
         self._wake = asyncio.Event()
 
     def set_node(self, node: Node) -> None:
         """The node as the API server has it."""
         before, self._node = self._node, node
-        if before is None or _matters(before) != _matters(node):
+        if (
+            before is None
+            or MigWish.of(before) != MigWish.of(node)
+            or (self._awaits_kubelet and before.status.allocatable != node.status.allocatable)
+        ):
             self._wake.set()
 
     async def run(self) -> None:
@@ -151,7 +156,8 @@ class MigManager:
         closing = frozenset().union(*(going[plan.gpu.uuid] for plan in waiting))
         while not self._close(closing):
             await self._clock.sleep(CLOSED_SECONDS)
-        if not self._kubelet_knows(closing):
+        self._awaits_kubelet = not self._kubelet_knows(closing)
+        if self._awaits_kubelet:
             return Turn(PENDING, "kubelet has still to say that what will go is given to nobody")
         users = self._users()
         in_use = {uuid: sorted({users[one] for one in gone & users.keys()}) for uuid, gone in going.items()}
@@ -238,10 +244,6 @@ class MigManager:
 
 _NOTHING_ON_DEMAND: Final[Mapping[str, None]] = {names.MIG_CUTS: None, names.MIG_WANTED: None}
 """What a node that is not cut on demand has no more: old layouts must not come back with the policy."""
-
-
-def _matters(node: Node) -> tuple[object, ...]:
-    return MigWish.of(node), node.status.allocatable
 
 
 def _is_offered(gpu: Gpu, resource: str) -> bool:
