@@ -66,6 +66,7 @@ CASES = {
                 "devices": {"simulated": ""},
                 "migStrategy": "mixed",
                 "nodeLabels": False,
+                "nodeFeatureAPI": True,
                 "runtimeClassName": "nvidia",
             },
         }

@@ -120,6 +120,20 @@ _ROOT = _Root()
     "itself its labels stand.",
 )
 @click.option(
+    "--output-file",
+    envvar="GFD_OUTPUT_FILE",
+    metavar="FILE",
+    help="Write the labels to a file for Node Feature Discovery's worker, too, such as "
+    "/etc/kubernetes/node-feature-discovery/features.d/gfd",
+)
+@click.option(
+    "--use-node-feature-api",
+    is_flag=True,
+    default=None,
+    envvar=("USE_NODE_FEATURE_API", "GFD_USE_NODE_FEATURE_API"),
+    help="Write them to a NodeFeature object, too, which Node Feature Discovery's master reads.",
+)
+@click.option(
     "--memory-unit",
     metavar="UNIT",
     help="What one aliyun.com/gpu-mem is, such as 256MiB; default: what the devices file says, or GiB.",
@@ -148,6 +162,8 @@ def agent(
     driver_root: str | None,
     dev_root: str | None,
     labels: bool,
+    output_file: str | None,
+    use_node_feature_api: bool | None,
     memory_unit: str | None,
     kubelet_dir: Path,
     probes: str | None,
@@ -163,6 +179,8 @@ def agent(
             "pass-device-specs": pass_device_specs,
             "driver-root": driver_root,
             "dev-root": dev_root,
+            "output-file": output_file,
+            "use-node-feature-api": use_node_feature_api,
         }
         await servers.agent(
             kubeconfig,

@@ -20,6 +20,7 @@ from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.client import Client
+from gpuslice.kube.kubeconfig import own_namespace
 from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, label_leader
 from gpuslice.kube.wire import Node
 from gpuslice.names import LABEL_LEADER, SCHEDULER_NAME
@@ -195,6 +196,7 @@ async def agent(
     from gpuslice.node.configuring import Applying, ConfigFollower
     from gpuslice.node.discovery.backend import DiscoveredGpus
     from gpuslice.node.discovery.simulated import SimulatedDriver
+    from gpuslice.node.featurewriter import FeatureWriter
     from gpuslice.node.handing import Handing
     from gpuslice.node.machine import read_machine
     from gpuslice.node.migmanager import MigTools
@@ -214,9 +216,10 @@ async def agent(
     await backend.start()
     strategy = StrategyLabel(backend)
     handing = Handing(flags, backend.found, new_token=lambda: str(uuid4()))
-    apply = Applying(backend, handing, options, os.environ)
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         await strategy.read(client, node)
+        features = FeatureWriter(client, node, own_namespace(), backend.labels, flags, clock=clock)
+        apply = Applying(backend, handing, options, os.environ, features)
         group.create_task(keep_up(driver, devices, node, clock=clock))
         config = ConfigFollower(client, node, files, apply, clock=clock) if files else None
         if config is not None:
@@ -229,6 +232,7 @@ async def agent(
                 config.set_node(seen)
 
         group.create_task(backend.run())
+        group.create_task(features.run())
         running = Agent(
             client,
             node,

@@ -34,6 +34,14 @@ class Access:
     auth: httpx2.Auth | None
 
 
+def own_namespace() -> str:
+    """The namespace of the pod that this process is in, "default" if it is in none."""
+    try:
+        return (SERVICE_ACCOUNT / "namespace").read_text().strip() or "default"
+    except OSError:
+        return "default"
+
+
 def read_access(kubeconfig: Path | None) -> Access:
     """Read the current context. Raises InputError, naming the file."""
     path = (kubeconfig or _default_path()).expanduser()

@@ -26,6 +26,7 @@ from gpuslice.devices.sharing import AllocationPolicy, MigStrategy, Sharing
 from gpuslice.errors import GpuSliceError, InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node
+from gpuslice.node.featurewriter import FeatureWriter
 from gpuslice.node.handing import Handing
 
 LOOK_SECONDS: Final = 1.0
@@ -91,6 +92,7 @@ class Applying:
     handing: Handing
     cli: Mapping[str, object]
     env: Mapping[str, str]
+    features: FeatureWriter | None = None
 
     def flags(self, config: NvidiaConfig) -> Flags:
         """Every setting. Raises InputError."""
@@ -106,6 +108,8 @@ class Applying:
         warnings = self.announcer.check(strategy, config.sharing, policy)
         self.handing.configure(flags, config.sharing)
         self.announcer.configure(strategy, config.sharing, policy)
+        if self.features is not None:
+            self.features.configure(flags)
         return (*config.warnings, *warnings)
 
 
