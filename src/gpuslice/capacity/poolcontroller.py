@@ -36,8 +36,9 @@ from gpuslice.kube.wire import KubeObject, Node, Pod
 COMPONENT: Final = "gpuslice-node-pools"
 PAUSE_SECONDS: Final = 0.1
 """Changes within this time are looked at together."""
-LOOK_SECONDS: Final = 5.0
-"""How often to look without a change: nodes become idle, disruption budgets allow what they did not."""
+LOOK_SECONDS: Final = 1.0
+"""How often to look without a change: cordons age, nodes become idle, disruption budgets allow what they did
+not. A look that finds nothing to do asks the API server nothing."""
 
 _log = structlog.get_logger(__name__)
 
@@ -148,7 +149,7 @@ class NodePoolController:
             nodes = [node for node in nodes if node.name in world.nodes]
         staying = [node for node in nodes if node.name not in size.retire]
         recut = plan_recut(staying)
-        cordoned = {*size.retire, *recut.empty}
+        cordoned = {*size.retire, *recut.close}
         for node in nodes:
             tell = (node.wanted, node.wanted_strategy) if node.name in recut.tell else None
             patch = dress(world.nodes[node.name], wish, cordon=node.name in cordoned, tell=tell)

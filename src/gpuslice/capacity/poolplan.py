@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 SUCCESS, FAILED = "success", "failed"
 """Values of nvidia.com/mig.config.state that end a change."""
+CLOSED_SECONDS: Final = 1.0
+"""How long a cordon has to stand before what is bound is known: a scheduler may have decided just before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +21,10 @@ class PoolNode:
 
     `ready`: its GPUs are offered. `wanted`: the configuration of MIG that it is to have, "" if that is not
     said, and `wanted_strategy`; `config`, `strategy`, `state` and `reason` are what it has by its labels and
-    annotation; `cut`: it has MIG devices. `holders`: pods that hold GPUs here. `pods`: those that would be
-    lost with the machine. `cordoned`: it gets no new pods. `idle_s`: how long it had no pods.
+    annotation; `cut`: it has MIG devices. `answered`: what has to go is given to nobody any more, and the
+    scheduler knows. `holders`: pods that hold GPUs here. `arriving`: pods that were bound just now. `pods`:
+    those that would be lost with the machine. `cordoned`: it gets no new pods, since `closed_s` seconds;
+    `closed`: that was our doing. `idle_s`: how long it had no pods.
     """
 
     name: str
@@ -31,9 +36,13 @@ class PoolNode:
     reason: str = ""
     strategy: str = ""
     cut: bool = False
+    answered: bool = True
     holders: int = 0
+    arriving: int = 0
     pods: int = 0
     cordoned: bool = False
+    closed: bool = False
+    closed_s: float = 0.0
     idle_s: float = 0.0
 
     @property
@@ -46,16 +55,26 @@ class PoolNode:
         """What pods hold here would get another name."""
         return self.cut and self.strategy != self.wanted_strategy
 
+    @property
+    def has_to_wait(self) -> bool:
+        """It is not to be told before its holders have ended."""
+        return self.renames and self.holders > 0
+
+    @property
+    def can_be_told(self) -> bool:
+        """Nobody is on the way to a device that has to go: a pod that is bound to one would be rejected."""
+        return self.cordoned and self.closed_s >= CLOSED_SECONDS and not (self.arriving or self.has_to_wait)
+
 
 @dataclass(frozen=True, slots=True)
 class Recut:
-    """`tell`: nodes that are to be told now how their GPUs are to be. `empty`: nodes that have to be without
-    holders first, and get no new ones. `done`: nodes that are as they should be. `waits`: a sentence about
-    what is not done, "" if all is; `failed`: it will not come right by itself.
+    """`tell`: nodes that are to be told now how their GPUs are to be. `close`: nodes that get no new pods for
+    the time being. `done`: nodes that are as they should be. `waits`: a sentence about what is not done, ""
+    if all is; `failed`: it will not come right by itself.
     """
 
     tell: tuple[str, ...] = ()
-    empty: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
     done: int = 0
     waits: str = ""
     failed: bool = False
@@ -64,40 +83,59 @@ class Recut:
 def plan_recut(nodes: Sequence[PoolNode]) -> Recut:
     """Cut the nodes' GPUs anew, one node after the other, those without holders first.
 
-    A node on which pods still hold what has to go does not stop those that are free. The agent of a node cuts
-    each GPU as soon as nothing that has to go is in use; nothing new is given out of it meanwhile. Counting
-    MIG devices in another way renames what pods hold: a node that has some must be without holders for it.
+    A node gets no new pods until its agent has closed what has to go: a pod that is bound to a device which
+    goes at that moment would be rejected. Then the agent cuts each GPU as soon as nothing that has to go is
+    in use, and other pods may come. A node that waits for pods to end does not hold up those that are free,
+    but others with holders. Counting MIG devices in another way renames what pods hold: a node that has some
+    must be without holders for it.
     """
     wrong = [node for node in nodes if not node.told]
     told = [node for node in nodes if node.told and node.wanted]
     cutting = [node for node in told if node.state not in (SUCCESS, FAILED)]
+    unanswered = {node.name for node in told if node.closed and not node.answered}
     done = sum(node.state == SUCCESS for node in told)
-    number = sum(bool(node.wanted) for node in nodes)
     failed = next((node for node in told if node.state == FAILED), None)
     if failed is not None:
-        return Recut(done=done, waits=f"node {failed.name}: {failed.reason or 'cannot be cut'}", failed=True)
+        why = failed.reason or "its GPUs cannot be cut"
+        return Recut((), tuple(sorted(unanswered)), done, f"node {failed.name}: {why}", failed=True)
     if not wrong and not cutting:
-        return Recut(done=done)
-    emptying = [node for node in wrong if node.cordoned and node.renames]
-    tell: set[str] = set()
-    empty = {node.name for node in (*emptying, *cutting) if node.cordoned}
-    if all(node.holders for node in cutting):  # the others would wait for nothing
-        stuck = bool(cutting) or any(node.holders for node in emptying)
-        free = [node for node in wrong if not node.holders or not stuck]
-        if free:
-            chosen = min(free, key=lambda node: (node.holders, node.name))
-            if chosen.renames and (chosen.holders or not chosen.cordoned):
-                empty.add(chosen.name)
-            else:
-                tell.add(chosen.name)
-    slow = next(iter([*cutting, *emptying, *wrong]))
+        return Recut((), tuple(sorted(unanswered)), done)
+    chosen = _chosen(wrong, cutting)
+    tell = {node.name for node in chosen if node.can_be_told} if not _is_at_work(cutting) else set()
+    slow = next(iter([*cutting, *chosen, *wrong]))
     why = slow.reason or (f"{slow.holders} pods hold its GPUs" if slow.holders else "its GPUs are being cut")
+    number = sum(bool(node.wanted) for node in nodes)
     return Recut(
-        tuple(sorted(tell)),
-        tuple(sorted(empty)),
+        tuple(sorted(tell)[:1]),
+        tuple(sorted(unanswered | {node.name for node in chosen})),
         done,
         f"{done} of {number} nodes are cut; node {slow.name}: {why}",
     )
+
+
+def _is_at_work(cutting: Sequence[PoolNode]) -> bool:
+    """True if a node is being cut at this moment, and does not only wait for pods."""
+    return any(not node.holders for node in cutting)
+
+
+def _chosen(wrong: Sequence[PoolNode], cutting: Sequence[PoolNode]) -> list[PoolNode]:
+    """Those that are next: the ones closed already, and another one if it need not wait for them.
+
+    Of nodes with holders there is one at most, under way or next.
+    """
+    closed = sorted(
+        (node for node in wrong if node.closed), key=lambda node: (not node.has_to_wait, node.name)
+    )
+    room = not any(node.holders for node in cutting)
+    chosen: list[PoolNode] = []
+    for node in closed:
+        if not node.holders or room:
+            chosen.append(node)
+            room = room and not node.holders
+    if all(node.has_to_wait for node in chosen) and not _is_at_work(cutting):
+        open_ones = [n for n in wrong if n not in chosen and (room or not n.holders)]
+        chosen += sorted(open_ones, key=lambda node: (node.holders, node.name))[:1]
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)

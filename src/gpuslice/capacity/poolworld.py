@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuslice import names
-from gpuslice.capacity.dressing import read_record
+from gpuslice.capacity.dressing import PENDING, read_record
 from gpuslice.capacity.nodepool import PoolWish
-from gpuslice.capacity.poolplan import PoolNode
+from gpuslice.capacity.poolplan import FAILED, PoolNode
 from gpuslice.capacity.vmsizes import DISABLED, cut_of
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ChangeKind
@@ -20,6 +20,8 @@ from gpuslice.errors import InputError
 from gpuslice.kube.wire import KubeObject, Node, Pod
 
 PRODUCT: Final = "nvidia.com/gpu.product"
+ARRIVAL_SECONDS: Final = 10.0
+"""A pod that still waits so long after it was bound has its devices, and waits for something else."""
 AGENTS_STRATEGY: Final = "nvidia.com/mig.strategy"
 """Labels of GPU feature discovery: the GPUs' model, and how the agent counts MIG devices."""
 
@@ -34,6 +36,8 @@ class PoolWorld:
         self._pods: dict[str, Pod] = {}
         self._on: dict[str, set[str]] = {}  # node name -> uids of pods that would be lost with it
         self._empty_since: dict[str, float] = {}
+        self._cordoned_since: dict[str, float] = {}
+        self._bound_at: dict[str, float] = {}  # uid -> when the pod was first seen on its node
 
     def set(self, kind: ChangeKind, obj: KubeObject) -> None:
         """A feed's change."""
@@ -41,17 +45,27 @@ class PoolWorld:
             case "node", Node():
                 self.nodes[obj.name] = obj
                 self._empty_since.setdefault(obj.name, self._clock.monotonic())
+                if obj.spec.unschedulable:
+                    self._cordoned_since.setdefault(obj.name, self._clock.monotonic())
+                else:
+                    self._cordoned_since.pop(obj.name, None)
             case "node-gone", Node():
                 self.nodes.pop(obj.name, None)
                 self._empty_since.pop(obj.name, None)
+                self._cordoned_since.pop(obj.name, None)
             case "pod", Pod():
                 self._drop(obj.uid)
-                if not has_ended(obj):
+                if has_ended(obj):
+                    self._bound_at.pop(obj.uid, None)
+                else:
                     self._pods[obj.uid] = obj
+                    if obj.spec.node_name:
+                        self._bound_at.setdefault(obj.uid, self._clock.monotonic())
                     if obj.spec.node_name and not _stays(obj):
                         self._on.setdefault(obj.spec.node_name, set()).add(obj.uid)
             case "pod-gone", Pod():
                 self._drop(obj.uid)
+                self._bound_at.pop(obj.uid, None)
 
     def _drop(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
@@ -82,6 +96,14 @@ class PoolWorld:
         """The pods that would be lost with a node's machine."""
         return [self._pods[uid] for uid in self._on.get(node, ())]
 
+    def _arriving(self, node: str) -> int:
+        """Pods that were bound to the node just now, and may not have been given their devices yet."""
+        late = self._clock.monotonic() - ARRIVAL_SECONDS
+        return sum(
+            pod.status.phase in ("", "Pending") and self._bound_at[pod.uid] > late
+            for pod in self.pods_on(node)
+        )
+
     def look(self, name: str, wish: PoolWish) -> PoolNode:
         """A node as the plans see it. Raises InputError naming the node if its GPUs cannot be as wished."""
         node, record = self.nodes[name], read_record(self.nodes[name])
@@ -95,25 +117,33 @@ class PoolWorld:
         elif record.config:
             # With no profile any more the GPUs become whole; of whole ones every strategy says the same.
             wanted, wanted_strategy = DISABLED, strategy or MigStrategy.SINGLE.value
+        state, now = node.labels.get(names.MIG_CONFIG_STATE, ""), self._clock.monotonic()
+        in_step = view is not None and healthy <= view.allocatable_devices <= len(gpus)
+        is_cut = names.NODE_GPUS not in node.annotations or _is_cut(gpus, wanted)
+        # While pods hold what has to go, what is closed is shown as unhealthy.
+        reason = node.annotations.get(names.MIG_CONFIG_REASON, "")
+        closed = bool(reason) and healthy < len(gpus)
+        renamed = node.labels.get(AGENTS_STRATEGY, wanted_strategy) == wanted_strategy
         pods = len(self._on.get(name, ()))
-        since = self._empty_since.get(name, self._clock.monotonic())
+        since = self._empty_since.get(name, now)
         return PoolNode(
             name,
-            ready=_is_ready(node)
-            and view is not None
-            and 0 < healthy <= view.allocatable_devices <= len(gpus)
-            and (names.NODE_GPUS not in node.annotations or _is_cut(gpus, wanted)),
+            ready=_is_ready(node) and healthy > 0 and in_step and is_cut,
             wanted=wanted,
             wanted_strategy=wanted_strategy,
             config=node.labels.get(names.MIG_CONFIG, ""),
-            state=node.labels.get(names.MIG_CONFIG_STATE, ""),
-            reason=node.annotations.get(names.MIG_CONFIG_REASON, ""),
+            state=state,
+            reason=reason,
             strategy=strategy,
             cut=any(gpu.parent for gpu in gpus),
+            answered=state == FAILED or (in_step and renamed and (closed if state == PENDING else is_cut)),
             holders=len(self._cluster.pods_on(name)),
+            arriving=self._arriving(name),
             pods=pods,
             cordoned=node.spec.unschedulable,
-            idle_s=0.0 if pods else self._clock.monotonic() - since,
+            closed=record.cordoned and node.spec.unschedulable,
+            closed_s=now - self._cordoned_since.get(name, now),
+            idle_s=0.0 if pods else now - since,
         )
 
     def _config(self, node: Node, wish: PoolWish) -> str:
