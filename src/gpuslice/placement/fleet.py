@@ -47,6 +47,8 @@ CODES: tuple[Code, ...] = (
 _NUMBER = {code: number for number, code in enumerate(CODES)}
 NO_NODE = 0
 """The row that stands for every unknown name: always empty."""
+FEW = 16
+"""GPUs of the largest machines that there are, when they are neither cut nor replicated."""
 _LEAST = -(2**31)
 _NEVER = 2**40
 UNLIMITED = MAX_UNITS
@@ -252,15 +254,26 @@ class Fleet:
         binpack: how tightly the pod fills the GPU it would get (four fifths), then how full the node is.
         spread: how much of the node would stay free.
         """
+        scores: npt.NDArray[np.int64] = np.zeros(len(rows), np.int64)
+        few = self._gpu_count[rows] <= FEW
+        # One node with hundreds of replicas must not make all others as dear.
+        for some, slots in ((few, FEW), (~few, self._slots)):
+            if some.any():
+                scores[some] = self._score_rows(request, rows[some], policy, min(slots, self._slots))
+        return scores
+
+    def _score_rows(
+        self, request: PodRequest, rows: Rows, policy: Policy, slots: int
+    ) -> npt.NDArray[np.int64]:
         devices = request.devices
-        usable = self._healthy[:, rows]
+        usable = self._healthy[:slots, rows]
         if devices:
             # Beside its like: whole GPUs among GPUs, devices of a profile among those of that profile.
             kinds = [self._kinds.get(resource, -1) for resource in devices]
-            usable = usable & np.isin(self._kind[:, rows], kinds)
+            usable = usable & np.isin(self._kind[:slots, rows], kinds)
         else:
-            usable = usable & self._shareable[:, rows]
-        total, free = self._total[:, rows], self._free[:, rows]
+            usable = usable & self._shareable[:slots, rows]
+        total, free = self._total[:slots, rows], self._free[:slots, rows]
         sum_total = np.maximum((total * usable).sum(axis=0, dtype=np.int64), 1)
         sum_free = (free * usable).sum(axis=0, dtype=np.int64)
         taken = self._unit[rows].astype(np.int64) * request.units
@@ -311,7 +324,7 @@ class Fleet:
 
     def _settle_apart(self, request: PodRequest, codes: Codes) -> None:
         """Replicas of different devices: their number is no answer where a container asks for several."""
-        unsure = (self._apart[:, : len(codes)] != 0).any(axis=0)
+        unsure = self._minds[: len(codes)]
         if unsure.any():
             self._ask(PodRequest(tuple(c for c in request.containers if c.whole)), codes, unsure)
 
@@ -358,6 +371,7 @@ class Fleet:
         self._untouched[row] = int((untouched & healthy).sum())
         self._untouched_any[row] = int(untouched.sum())
         self._gpu_count[row] = int(present.sum())
+        self._minds[row] = bool(self._apart[:, row].any())
 
     def _clear(self, row: int) -> None:
         for array in (
@@ -402,6 +416,8 @@ class Fleet:
         self._untouched: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
         self._untouched_any: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
         self._gpu_count: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        # True where a container can be given some sets of free devices and others not.
+        self._minds: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
 
     def _grow(self, rows: int, slots: int) -> None:
         old = dict(self.__dict__)
