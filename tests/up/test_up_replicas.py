@@ -13,9 +13,10 @@ import pytest
 from up_world import PATIENCE, Kubectl, cluster_of
 
 from gpuslice import names
+from gpuslice.cli.explaining import explain
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.errors import InputError
-from gpuslice.kube.wire import Pod
+from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.up import LocalCluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clusters" / "replicas.yaml"
@@ -156,3 +157,20 @@ async def test_another_label_is_another_number_of_replicas_at_once(tmp_path: Pat
 def test_a_wrong_configuration_is_said_before_anything_starts(old: str, new: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         ClusterFile.parse(EXAMPLE.read_text().replace(old, new)).plan()
+
+
+async def test_explain_says_whose_replica_a_pod_holds_and_what_another_waits_for(tmp_path: Path) -> None:
+    async with cluster_of(EXAMPLE.read_text(), tmp_path) as (cluster, kubectl):
+        await kubectl("apply", "-f", "-", stdin=pods(1))
+        (pod,) = await placed(cluster, 1)
+        nodes = (await cluster.client.list(Node)).items
+        everything = (await cluster.client.list(Pod)).items
+        (where,) = explain(pod, cluster.cluster, nodes, everything).where
+        (device,) = devices_of(pod)
+        assert where == (
+            f"container c: a replica of NVIDIA A100-SXM4-40GB ({device}); 1 of its 5 are given out"
+        )
+        await kubectl("apply", "-f", "-", stdin=pods(1, 9, prefix="nine"))
+        nine = await cluster.client.get(Pod, "nine0", "default")
+        (shared, _) = explain(nine, cluster.cluster, nodes, everything).nodes
+        assert "different GPUs as a container asks for (wanted 9, free 8)" in shared.sentence

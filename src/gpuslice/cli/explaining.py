@@ -9,6 +9,7 @@ from gpuslice import names
 from gpuslice.cluster.records import PodRecord
 from gpuslice.cluster.state import Cluster, has_ended
 from gpuslice.devices.inventory import Gpu
+from gpuslice.devices.sharing import device_of
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
@@ -139,6 +140,12 @@ def _say_grant(grant: Grant, node: str, cluster: Cluster) -> str:
     gpu = next((gpu for gpu in view.gpus if gpu.uuid == grant.gpu), None) if view else None
     if gpu is None or view is None:
         return f"container {grant.container}: GPU {grant.gpu}, which the node no longer has"
+    if (device := device_of(gpu.uuid)) != gpu.uuid:
+        replicas = [one for one in view.gpus if device_of(one.uuid) == device]
+        return (
+            f"container {grant.container}: a replica of {gpu.model} ({device}); "
+            f"{sum(bool(one.pods) for one in replicas)} of its {len(replicas)} are given out"
+        )
     amount = "all" if grant.whole else _size(grant.mib, view.unit)
     others = len({share.uid for share in gpu.pods}) - 1
     beside = f", shared with {others} other pod{'s' if others > 1 else ''}" if others > 0 else ""
@@ -167,6 +174,9 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
     if choice.gpus != allocation.gpus:
         indexes = ", ".join(f"GPU{room.index}" for room in rooms if room.uuid in choice.gpus)
         return f"the choice fell when the node looked different; today it would be {indexes}"
+    if any(device_of(uuid) != uuid for uuid in choice.gpus):
+        packed = any(room.packed for room in rooms if room.uuid in choice.gpus)
+        return f"of the GPU of which the {'most' if packed else 'fewest'} replicas were given out"
     if record.request.whole:
         return "the smallest that nobody used"
     chosen = [room for room in rooms if room.uuid in choice.gpus]

@@ -50,8 +50,11 @@ def whole_devices(
         chosen = pick(asking, [room for room in offered if room.untouched], rooms, policy)
         if chosen is None:
             sick = pick(asking, [room for room in offered if room.free], rooms, policy) is not None
-            wanted = max(container.whole for container in asking)
-            return refusal(Code.UNHEALTHY if sick else Code.SAME_DEVICE, node, wanted=wanted)
+            numbers = {
+                "wanted": max(container.whole for container in asking),
+                "free": len({_group(room) for room in offered if room.untouched}),
+            }
+            return refusal(Code.UNHEALTHY if sick else Code.SAME_DEVICE, node, **numbers)
         for container, mine in zip(asking, chosen, strict=True):
             grants += [Grant(container.name, room.uuid, room.total_mib, whole=True) for room in mine]
     return tuple(grants)
