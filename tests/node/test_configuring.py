@@ -19,6 +19,7 @@ from gpuslice.config.devices import DevicesFile
 from gpuslice.config.nodeconfig import LABEL, Fallback
 from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import DeviceIdStrategy, Flags, effective
+from gpuslice.devices.sharing import MigStrategy
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node
@@ -253,3 +254,33 @@ def test_a_bad_file_at_the_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no such file"):
         ConfigFiles.one(tmp_path / "none").choose({})
     assert "is not known yet" in UNKNOWN
+
+
+async def test_an_xid_takes_every_replica_of_its_gpu_away() -> None:
+    """Defect of NVIDIA's device plugin 0.20.0: of four replicas one became unhealthy."""
+    driver = SimulatedDriver(DevicesFile.parse(f"{HEAD}{TWO}}}").machine("n"))
+    backend = DiscoveredGpus(PaperLine(driver), XidPolicy(), SystemClock())
+    await backend.start()
+    backend.configure(MigStrategy.NONE, NvidiaConfig.parse(sharing(4)).sharing)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        running = group.create_task(backend.run())
+        driver.raise_xid("GPU-a", 79)
+        while all(gpu.healthy for gpu in backend.gpus()):
+            await backend.changed()
+        running.cancel()
+    assert [gpu.healthy for gpu in backend.gpus()] == [False] * 4 + [True] * 4
+    assert {gpu.device for gpu in backend.gpus() if not gpu.healthy} == {"GPU-a"}
+
+
+async def test_packed_replicas_fill_one_gpu_first(tmp_path: Path) -> None:
+    """gpu-operator, issues 386 and 465."""
+    file = tmp_path / "config.yaml"
+    file.write_text("flags: {plugin: {sharedDevicesAllocationPolicy: packed}}\n" + sharing(3))
+    async with node(ConfigFiles.one(file)) as here:
+        await here.allocatable(6, names.WHOLE_GPU)
+        given = set()
+        for number in range(3):
+            made = await here.create(f"p{number}", pod("c", 1))
+            await here.running(f"p{number}")
+            given.add(here.given(made).envs[names.VISIBLE_DEVICES])
+        assert len(given) == 1
