@@ -155,7 +155,7 @@ def add(
             min_count=min_count,
             max_count=max_count,
             gpu_instance_profile=gpu_instance_profile,
-            mig_strategy=mig_strategy,
+            mig_strategy=mig_strategy or ("single" if gpu_instance_profile else None),
             node_labels=read_pairs(labels, "--labels") or None,
             node_taints=_split(node_taints),
             selector=read_pairs(selector, "--selector") or None,
