@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,29 +10,28 @@ from gpuslice import names
 from gpuslice.capacity.dressing import labels_of, new_node
 from gpuslice.capacity.nodepool import PoolWish
 from gpuslice.cluster.annotations import encode_gpus
-from gpuslice.config.cluster import NodePlan, address
+from gpuslice.config.cluster import ClusterPlan, NodePlan, address
 from gpuslice.config.devices import DevicesFile, DevicesSpec
 from gpuslice.config.gpus import GpuEntry, inventory_of
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.offered import offered
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.kubelet.node import NodeDescription
+from gpuslice.local.nodes import Nodes
 from gpuslice.node.discovery.simulated import SimulatedDriver
 from gpuslice.scheduler.imagined import Imagined
 from gpuslice.units import MemoryUnit
-
-if TYPE_CHECKING:
-    from gpuslice.local.up import LocalCluster
 
 PODS = 110
 """Pods per node, as kubelet's default."""
 
 
 class SimulatedMachines:
-    """A `capacity.machines.Machines` over the nodes of a `LocalCluster`."""
+    """A `capacity.machines.Machines` over the nodes of a cluster, which has those of `plan` already."""
 
-    def __init__(self, cluster: LocalCluster, imagined: Imagined) -> None:
-        self._cluster = cluster
+    def __init__(self, plan: ClusterPlan, nodes: Nodes, imagined: Imagined) -> None:
+        self._plan = plan
+        self._nodes = nodes
         self._imagined = imagined
         self._numbers: dict[str, int] = {}  # node -> which address it has
 
@@ -43,14 +41,16 @@ class SimulatedMachines:
     async def start(self, name: str, wish: PoolWish) -> None:
         if name in self._numbers:
             return
-        first, taken = len(self._cluster.plan.nodes), set(self._numbers.values())
+        first, taken = len(self._plan.nodes), set(self._numbers.values())
         number = next(n for n in range(first, first + len(taken) + 1) if n not in taken)
+        node = plan_of(name, wish, self._plan.unit, number)
+        self._nodes.add(node)
+        self._nodes.switch_on(node)
         self._numbers[name] = number
-        self._cluster.add_node(plan_of(name, wish, self._cluster.plan.unit, number))
 
     async def stop(self, name: str) -> None:
         if name in self._numbers:
-            await self._cluster.remove_node(name)
+            await self._nodes.remove(name)
             del self._numbers[name]
 
     def needed(self, pods: Sequence[Pod], wish: PoolWish, limit: int) -> Sequence[Sequence[Pod]]:
@@ -60,7 +60,7 @@ class SimulatedMachines:
 
     def _template(self, wish: PoolWish) -> Node:
         """How a node of the pool will look once its agent has offered its GPUs."""
-        plan = plan_of(wish.spec.name, wish, self._cluster.plan.unit, 0)
+        plan = plan_of(wish.spec.name, wish, self._plan.unit, 0)
         gpus = NodeGpus(offered(SimulatedDriver(plan.machine).look(), plan.mig_strategy), plan.gpus.unit)
         body = new_node(plan.name, wish)
         body["metadata"]["annotations"] |= encode_gpus(gpus)

@@ -8,17 +8,13 @@ and an agent speak gRPC over unix sockets. Only the containers are simulated (or
 from __future__ import annotations
 
 import asyncio
-import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
-
-import structlog
 
 from gpuslice.admission.mutate import review, webhook_configuration
 from gpuslice.capacity.nodepool import DEFINITIONS, definition
@@ -26,32 +22,19 @@ from gpuslice.capacity.poolcontroller import NodePoolController
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
-from gpuslice.config.cluster import FALLBACKS, ClusterPlan, NodePlan
-from gpuslice.config.nvidiaflags import Flags
-from gpuslice.devices.inventory import NodeGpus
-from gpuslice.devices.xids import XidPolicy
-from gpuslice.errors import Conflict, InputError, NotFound
+from gpuslice.config.cluster import ClusterPlan, NodePlan
+from gpuslice.errors import Conflict, NotFound
 from gpuslice.kube.client import Client
-from gpuslice.kube.wire import KubeObject, Node, Resource, Taint
+from gpuslice.kube.wire import KubeObject, Resource
 from gpuslice.local.apiserver import ApiServer, webhookpost
 from gpuslice.local.apiserver.certificates import issue
 from gpuslice.local.apiserver.serve import Endpoint
 from gpuslice.local.apiserver.serve import serving as serving_api
-from gpuslice.local.component import Component
 from gpuslice.local.controllers import run_controllers
-from gpuslice.local.kubelet.kubelet import Kubelet
-from gpuslice.local.kubelet.node import NodeDescription
 from gpuslice.local.machines import SimulatedMachines
-from gpuslice.local.process import allow_files, private_folder, rare_collections
+from gpuslice.local.nodes import Nodes, Start, new_id
+from gpuslice.local.process import private_folder, rare_collections
 from gpuslice.names import SCHEDULER_NAME
-from gpuslice.node.agent import Agent
-from gpuslice.node.configuring import Applying, ConfigFiles, ConfigFollower
-from gpuslice.node.discovery.backend import DiscoveredGpus
-from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
-from gpuslice.node.handing import Handing
-from gpuslice.node.migmanager import MigTools
-from gpuslice.node.migreset import reset_of
-from gpuslice.node.migstrategy import StrategyLabel
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls
 from gpuslice.observe.serving import serving as serving_http
@@ -73,19 +56,10 @@ WEBHOOKS: Final = Resource(
 )
 WEBHOOK: Final = "gpuslice"
 """The name of our MutatingWebhookConfiguration."""
-FILES: Final = 500
-FILES_PER_NODE: Final = 20
-"""Open files: about ten per node for its sockets, and as many again while they are opened anew."""
 WAVE: Final = 25
 """Nodes that start at once."""
 WAVE_SECONDS: Final = 10.0
 """How long a wave may hold up the next."""
-SOCKET_ROOM: Final = 60
-"""Bytes that sockets below a node's folder need of the 107 that a socket's path may have."""
-
-Start = Callable[[str, Coroutine[None, None, None]], asyncio.Task[None]]
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +89,7 @@ class LocalCluster:
         cluster: Cluster,
         feed: ClusterFeed,
         folder: Path,
-        launch: Callable[[LocalCluster, NodePlan], list[asyncio.Task[None]]],
+        nodes: Nodes,
     ) -> None:
         self.plan = plan
         self.endpoint = endpoint
@@ -125,35 +99,13 @@ class LocalCluster:
         self.cluster = cluster
         self.feed = feed
         self.folder = folder
-        self.folders = _node_folders(plan, folder)
-        """Node name -> what plays /var/lib/kubelet there."""
-        self.drivers = {node.name: SimulatedDriver(node.machine) for node in plan.nodes}
-        """Node name -> what plays NVIDIA's driver there; it outlives the agent, as the GPUs do."""
-        self.offered = {node.name: self._hardware(node) for node in plan.nodes}
-        """Node name -> what it offers at first."""
-        self.kubelets: dict[str, Kubelet] = {}
-        self.agents: dict[str, Component] = {}
-        """Node name -> its agent, for nodes with GPUs."""
-        self._launch = launch
-        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
-
-    def add_node(self, node: NodePlan) -> None:
-        """One more node than the plan has. Raises InputError if its MIG strategy cannot be met."""
-        self.drivers[node.name] = SimulatedDriver(node.machine)
-        self.offered[node.name] = self._hardware(node)
-        self.folders[node.name] = _node_folder(self.folder, node.name, f"+{len(self.folders)}")
-        allow_files(FILES + FILES_PER_NODE * len(self.folders))
-        self._tasks[node.name] = self._launch(self, node)
-
-    async def remove_node(self, name: str) -> None:
-        """End the machine of a node that was added. Its Node object stays."""
-        tasks = self._tasks.pop(name)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for known in (self.drivers, self.offered, self.kubelets, self.agents):
-            known.pop(name, None)
-        shutil.rmtree(self.folders.pop(name), ignore_errors=True)
+        self.nodes = nodes
+        self.folders = nodes.folders
+        self.drivers = nodes.drivers
+        self.offered = nodes.offered
+        self.kubelets = nodes.kubelets
+        self.agents = nodes.agents
+        """By the node's name; see `Nodes`."""
 
     async def changed(self, until: Callable[[], bool]) -> None:
         """Wait until something holds, looking again whenever nodes or pods have changed."""
@@ -181,14 +133,6 @@ class LocalCluster:
 
         await self.changed(none_left)
 
-    def _hardware(self, node: NodePlan) -> NodeGpus:
-        """Raises InputError naming the node if its GPUs cannot be as its MIG strategy and sharing say."""
-        try:
-            return node.offered(self.drivers[node.name].look())
-        except InputError as error:
-            field = "devicePluginConfigs" if node.plugin.sharing.resources else "migStrategy"
-            raise InputError(f"node {node.name}: {error}", field=field) from error
-
     def _offers(self, node: NodePlan) -> bool:
         view = self.cluster.snapshot(node.name)
         # A GPU that is lost or sick by its description never comes.
@@ -209,7 +153,6 @@ async def local_cluster(
     The block is entered before the nodes are ready: see `LocalCluster.ready`. Raises InputError if the port
     is taken.
     """
-    allow_files(FILES + FILES_PER_NODE * len(plan.nodes))
     hook = _OwnWebhook()
     server = ApiServer(
         clock=clock,
@@ -232,24 +175,18 @@ async def local_cluster(
                 hook.url = f"{scheduling.url}/mutate"
                 await _register_webhook(client, hook.url, scheduling.authority)
                 await _register_pools(client)
-                make = partial(_kubelet, run_processes=settings.run_processes, clock=clock, random=random)
-
-                def launch(running: LocalCluster, node: NodePlan) -> list[asyncio.Task[None]]:
-                    if node.name not in running.kubelets:
-                        running.kubelets[node.name] = server.kubelets[node.name] = make(running, node)
-                    parts = [
-                        Component(
-                            f"kubelet {node.name}",
-                            running.kubelets[node.name].run,
-                            clock=clock,
-                            random=random,
-                        )
-                    ]
-                    if node.gpus.gpus:
-                        running.agents[node.name] = _agent(running, node, clock=clock, random=random)
-                        parts.append(running.agents[node.name])
-                    return [start(part.name, part.run()) for part in parts]
-
+                nodes = Nodes(
+                    client,
+                    folder,
+                    plan.plugin_configs,
+                    routes=server.kubelets,
+                    start=start,
+                    run_processes=settings.run_processes,
+                    clock=clock,
+                    random=random,
+                )
+                for node in plan.nodes:
+                    nodes.add(node)
                 running = LocalCluster(
                     plan,
                     endpoint=endpoint,
@@ -258,21 +195,19 @@ async def local_cluster(
                     cluster=scheduling.cluster,
                     feed=scheduling.feed,
                     folder=folder,
-                    launch=launch,
+                    nodes=nodes,
                 )
-                for node in plan.nodes:
-                    running.kubelets[node.name] = server.kubelets[node.name] = make(running, node)
                 pools = NodePoolController(
                     client,
                     scheduling.cluster,
                     scheduling.feed,
-                    machines=SimulatedMachines(running, scheduling.imagined),
+                    machines=SimulatedMachines(plan, nodes, scheduling.imagined),
                     clock=clock,
-                    new_id=lambda: _new_id(random),
+                    new_id=lambda: new_id(random),
                     random=random.random,
                 )
                 start("node pools", pools.run())
-                start("start of the nodes", _begin(running, launch))
+                start("start of the nodes", _begin(running))
                 yield running
         finally:
             await server.stop()
@@ -326,7 +261,7 @@ async def _scheduling(
         cluster,
         feed,
         clock=clock,
-        new_id=lambda: _new_id(random),
+        new_id=lambda: new_id(random),
         random=random.random,
         binder=binder,
         scheduler_names=SCHEDULERS,
@@ -335,7 +270,7 @@ async def _scheduling(
     controllers = run_controllers(
         client,
         clock=clock,
-        new_id=lambda: _new_id(random),
+        new_id=lambda: new_id(random),
         random=random.random,
         root_ca=certificates.authority.decode(),
     )
@@ -355,15 +290,13 @@ async def _scheduling(
             await binder.aclose()
 
 
-async def _begin(
-    running: LocalCluster, launch: Callable[[LocalCluster, NodePlan], list[asyncio.Task[None]]]
-) -> None:
+async def _begin(running: LocalCluster) -> None:
     """Start kubelets and agents, a wave of nodes at a time: hundreds at once would time out on each other."""
     nodes = running.plan.nodes
     for first in range(0, len(nodes), WAVE):
         wave = nodes[first : first + WAVE]
         for node in wave:
-            launch(running, node)
+            running.nodes.switch_on(node)
         with suppress(TimeoutError):
             async with asyncio.timeout(WAVE_SECONDS):
                 await running.ready(wave)
@@ -392,74 +325,6 @@ async def _background() -> AsyncIterator[Start]:
         raise from_block
 
 
-def _kubelet(
-    running: LocalCluster, node: NodePlan, *, run_processes: bool, clock: Clock, random: Random
-) -> Kubelet:
-    description = NodeDescription(
-        node.name,
-        cpu_milli=node.cpu_milli,
-        memory_mib=node.memory_mib,
-        pods=node.pods,
-        labels=node.labels,
-        taints=tuple(Taint(taint.key, taint.value, taint.effect) for taint in node.taints),
-        address=node.address,
-    )
-    return Kubelet(
-        running.client,
-        description,
-        root=running.folders[node.name],
-        clock=clock,
-        random=Random(random.getrandbits(64)),  # noqa: S311 - a simulation's dice
-        run_processes=run_processes,
-    )
-
-
-def _agent(running: LocalCluster, node: NodePlan, *, clock: Clock, random: Random) -> Component:
-    async def start() -> None:
-        await running.kubelets[node.name].ready.wait()
-        driver = running.drivers[node.name]
-        backend = DiscoveredGpus(PaperLine(driver), XidPolicy(), clock, node.mig_strategy)
-        await backend.start()
-        strategy = StrategyLabel(backend)
-        await strategy.read(running.client, node.name)
-        # Below its own folder there is no driver: nothing of this machine is named to containers.
-        host, token = running.folders[node.name], lambda: _new_id(random)
-        handing = Handing(Flags(), backend.found, host=host, new_token=token)
-        following = [strategy.set_node]
-        works = [backend.run]
-        if running.plan.plugin_configs:
-            files = ConfigFiles(lambda: running.plan.plugin_configs, fallbacks=FALLBACKS)
-            apply = Applying(backend, handing, node.plugin_options, {})
-            config = ConfigFollower(running.client, node.name, files, apply, clock=clock)
-            config.start()
-            following.append(config.set_node)
-            works.append(config.run)
-
-        def on_node(seen: Node) -> None:
-            for follow in following:
-                follow(seen)
-
-        agent = Agent(
-            running.client,
-            node.name,
-            backend,
-            kubelet_dir=running.folders[node.name],
-            unit=node.gpus.unit,
-            labels=backend.labels,
-            simulated=backend.found,
-            mig=MigTools(driver, backend, reset_of(driver)),
-            handing=handing,
-            on_node=on_node,
-            clock=clock,
-            random=random.random,
-        )
-        async with asyncio.TaskGroup() as group:
-            for work in (*works, agent.run):
-                group.create_task(work())
-
-    return Component(f"agent {node.name}", start, clock=clock, random=random)
-
-
 async def _register_webhook(client: Client, url: str, authority: bytes) -> None:
     # A database remembers the one of the last run, whose address and certificate are gone.
     with suppress(NotFound):
@@ -473,23 +338,7 @@ async def _register_pools(client: Client) -> None:
         await client.create(DEFINITIONS, body)
 
 
-def _node_folders(plan: ClusterPlan, folder: Path) -> dict[str, Path]:
-    """A folder per node, called like it if the sockets' paths stay short enough."""
-    return {node.name: _node_folder(folder, node.name, str(n)) for n, node in enumerate(plan.nodes)}
-
-
-def _node_folder(folder: Path, name: str, short: str) -> Path:
-    room = 107 - SOCKET_ROOM - len(str(folder).encode())
-    path = folder / (name if len(name) <= room else short)
-    path.mkdir(mode=0o700)
-    return path
-
-
 def _secret(path: Path, content: bytes) -> Path:
     path.touch(mode=0o600)
     path.write_bytes(content)
     return path
-
-
-def _new_id(random: Random) -> str:
-    return f"{random.getrandbits(64):016x}"
