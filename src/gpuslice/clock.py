@@ -34,6 +34,18 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
+async def happened(event: asyncio.Event, clock: Clock, seconds: float) -> bool:
+    """Wait until the event is set, but no longer than so many seconds of the clock; whether it is set."""
+    timer = asyncio.create_task(clock.sleep(seconds))
+    waiter = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((timer, waiter), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+        waiter.cancel()
+    return event.is_set()
+
+
 def rfc3339(ns: int) -> str:
     """A Kubernetes `metav1.Time`: whole seconds, UTC, suffix Z."""
     return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

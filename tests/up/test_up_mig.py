@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
+from up_world import device_pod, eventually
 
 from gpuslice import names
 from gpuslice.cli import migtable
@@ -53,36 +54,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
         async with asyncio.timeout(PATIENCE):
             await running.ready()
         yield running
-
-
-def pod(name: str, resource: str, count: int, node: str = "") -> dict[str, Any]:
-    container = {"name": "main", "image": "cuda", "resources": {"limits": {resource: str(count)}}}
-    selector = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"containers": [container], **selector},
-    }
-
-
-async def eventually(cluster: LocalCluster, look: Callable[[], Awaitable[T]]) -> T:
-    """What `look` answers once it is something true; asked again whenever a node or pod has changed."""
-    news = asyncio.Event()
-
-    def heard(_kind: str, _obj: object) -> None:
-        news.set()
-
-    cluster.feed.listeners.append(heard)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                news.clear()
-                if found := await look():
-                    return found
-                await news.wait()
-    finally:
-        cluster.feed.listeners.remove(heard)
 
 
 async def start(cluster: LocalCluster, *pods: dict[str, Any]) -> dict[str, Pod]:
@@ -127,8 +98,10 @@ async def test_labels_follow(cluster: LocalCluster) -> None:
 
 async def test_pods_get_mig_devices_and_pack_onto_gpus_in_use(cluster: LocalCluster) -> None:
     """The second 2g goes beside the first pod's instance: the other GPU stays free to be cut anew."""
-    found = await start(cluster, pod("large", LARGE, 1))
-    found = await start(cluster, pod("medium", MEDIUM, 1), pod("share", names.GPU_MEM, 5, "mixed"))
+    found = await start(cluster, device_pod("large", LARGE, 1))
+    found = await start(
+        cluster, device_pod("medium", MEDIUM, 1), device_pod("share", names.GPU_MEM, 5, "mixed")
+    )
     parents = {
         gpu.uuid: gpu.parent for gpu in (cluster.cluster.gpus("mixed") or cluster.offered["mixed"]).gpus
     }
@@ -141,8 +114,8 @@ async def test_pods_get_mig_devices_and_pack_onto_gpus_in_use(cluster: LocalClus
 
 
 async def test_a_pod_that_asks_for_more_than_is_left_waits_and_is_told_why(cluster: LocalCluster) -> None:
-    await start(cluster, pod("first", LARGE, 1))
-    await cluster.client.create(Pod.resource, pod("second", LARGE, 1), "default")
+    await start(cluster, device_pod("first", LARGE, 1))
+    await cluster.client.create(Pod.resource, device_pod("second", LARGE, 1), "default")
     nodes, pods = (await cluster.client.list(Node)).items, (await cluster.client.list(Pod)).items
     second = next(one for one in pods if one.name == "second")
     text = tell(explain(second, cluster.cluster, nodes, pods))
@@ -152,14 +125,14 @@ async def test_a_pod_that_asks_for_more_than_is_left_waits_and_is_told_why(clust
 
 
 async def test_56_pods_of_one_are_on_56_devices(cluster: LocalCluster) -> None:
-    found = await start(cluster, *(pod(f"p{n}", names.WHOLE_GPU, 1, "single") for n in range(56)))
+    found = await start(cluster, *(device_pod(f"p{n}", names.WHOLE_GPU, 1, "single") for n in range(56)))
     held = Counter(uuid for p in found.values() for uuid in cluster.cluster.pod(p.uid).allocation.gpus)  # type: ignore[union-attr]
     assert len(held) == 56
     assert set(held.values()) == {1}
 
 
 async def test_inspect_shows_mig_devices_beside_gpushares_table(cluster: LocalCluster) -> None:
-    await start(cluster, pod("small", SMALL, 1))
+    await start(cluster, device_pod("small", SMALL, 1))
     views = cluster.cluster.snapshots()
     assert "MIG" not in summary(views)
     lines = migtable.table(views, details=False).split("\n")
@@ -172,7 +145,7 @@ async def test_inspect_shows_mig_devices_beside_gpushares_table(cluster: LocalCl
 async def test_doctor_finds_nothing_wrong_with_nodes_that_share_no_memory(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    await start(cluster, pod("one", names.WHOLE_GPU, 1, "single"))
+    await start(cluster, device_pod("one", names.WHOLE_GPU, 1, "single"))
     words = ["doctor", "--strict", "--kubeconfig", str(tmp_path / "kubeconfig")]
     result = await asyncio.to_thread(CliRunner().invoke, main, words)
     assert (result.exit_code, result.output) == (0, "nothing is wrong\n")
@@ -218,7 +191,7 @@ async def test_a_label_cuts_a_nodes_gpus_anew_and_labels_and_resources_follow(cl
         return labels["nvidia.com/gpu.product"].endswith("-MIG-2g.10gb")
 
     await eventually(cluster, labelled)
-    await start(cluster, pod("one", names.WHOLE_GPU, 1, "single"))
+    await start(cluster, device_pod("one", names.WHOLE_GPU, 1, "single"))
     # MIG off again: the mode of the GPU that the pod is on cannot change before it ends.
     await wish(cluster, "single", "all-disabled")
     await told(cluster, "single", migmanager.PENDING, "default/one")
@@ -226,7 +199,7 @@ async def test_a_label_cuts_a_nodes_gpus_anew_and_labels_and_resources_follow(cl
 
 async def test_what_is_in_use_is_never_cut_and_the_rest_goes_ahead(cluster: LocalCluster) -> None:
     """GPU 0's 3g has a pod; GPU 1 is cut at once, GPU 0 when the pod has ended; nobody gets what has to go."""
-    await start(cluster, pod("stays", LARGE, 1))
+    await start(cluster, device_pod("stays", LARGE, 1))
     await wish(cluster, "mixed", "all-1g.5gb")
     await told(cluster, "mixed", migmanager.PENDING, "GPU 0: default/stays")
     await until_offered(cluster, "mixed", {names.WHOLE_GPU: 1, names.GPU_MEM: 14, SMALL: 8})
@@ -262,12 +235,12 @@ async def test_what_the_driver_refuses_is_undone_said_and_given_out_as_before(
     reason = await told(cluster, "mixed", migmanager.FAILED, "only an administrator may")
     assert "everything is as it was before" in reason
     await until_offered(cluster, "mixed", {key: value for key, value in before.items() if value})
-    await start(cluster, pod("large", LARGE, 1))
+    await start(cluster, device_pod("large", LARGE, 1))
 
 
 async def test_who_waits_for_a_pod_says_so_once(cluster: LocalCluster) -> None:
     """Not "being cut" and "waiting" by turns, which would write the node again and again."""
-    await start(cluster, pod("stays", LARGE, 1), pod("too", MEDIUM, 2))
+    await start(cluster, device_pod("stays", LARGE, 1), device_pod("too", MEDIUM, 2))
     said: list[str] = []
 
     def heard(_kind: str, obj: object) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
+from up_world import device_pod, eventually
 
 from gpuslice import names
 from gpuslice.clock import SystemClock
@@ -20,7 +21,7 @@ from gpuslice.local.up import LocalCluster, Settings, local_cluster
 from gpuslice.node.discovery.driver import DriverError, Trouble
 
 T = TypeVar("T")
-PATIENCE = 20
+PATIENCE = 60
 SMALL, MEDIUM, LARGE, ALL = (
     f"{names.MIG_PREFIX}{profile}" for profile in ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb")
 )
@@ -44,35 +45,6 @@ async def up(file: str, idle: float = NEVER) -> AsyncIterator[LocalCluster]:
         async with asyncio.timeout(PATIENCE):
             await running.ready()
         yield running
-
-
-def pod(name: str, resource: str, count: int = 1, node: str = "") -> dict[str, Any]:
-    container = {"name": "main", "image": "cuda", "resources": {"limits": {resource: str(count)}}}
-    selector = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"containers": [container], **selector},
-    }
-
-
-async def eventually(cluster: LocalCluster, look: Callable[[], Awaitable[T]]) -> T:
-    news = asyncio.Event()
-
-    def heard(_kind: str, _obj: object) -> None:
-        news.set()
-
-    cluster.feed.listeners.append(heard)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                news.clear()
-                if found := await look():
-                    return found
-                await news.wait()
-    finally:
-        cluster.feed.listeners.remove(heard)
 
 
 async def create(cluster: LocalCluster, *pods: dict[str, Any]) -> None:
@@ -143,35 +115,35 @@ async def until_said(cluster: LocalCluster, pod_name: str, words: str) -> None:
 
 async def test_a_pod_that_waits_has_a_free_gpu_cut_and_the_next_goes_beside_it() -> None:
     async with up(nodes("a")) as cluster:
-        first = await run(cluster, pod("medium", MEDIUM))
+        first = await run(cluster, device_pod("medium", MEDIUM))
         await until_said(cluster, "medium", "node a is told to cut 1 x 2g.10gb from GPU ")
-        second = await run(cluster, pod("large", LARGE))
+        second = await run(cluster, device_pod("large", LARGE))
         assert first["medium"] == second["large"], "no further GPU is opened"
         await until_offered(cluster, "a", {names.WHOLE_GPU: 1, MEDIUM: 1, LARGE: 1})
         # The other GPU is whole, and is given so.
-        await run(cluster, pod("whole", names.WHOLE_GPU))
+        await run(cluster, device_pod("whole", names.WHOLE_GPU))
 
 
 async def test_idle_instances_go_and_uncut_gpus_come_back_for_those_who_wait_for_them() -> None:
     async with up(nodes("a"), idle=0.1) as cluster:
-        await run(cluster, pod("stays", MEDIUM), pod("goes", LARGE))
+        await run(cluster, device_pod("stays", MEDIUM), device_pod("goes", LARGE))
         await cluster.client.delete(Pod.resource, "goes", "default")
         await until_offered(cluster, "a", {names.WHOLE_GPU: 1, MEDIUM: 1})
         await cluster.client.delete(Pod.resource, "stays", "default")
         await until_offered(cluster, "a", {names.WHOLE_GPU: 1})
-        await run(cluster, pod("both", names.WHOLE_GPU, 2))
+        await run(cluster, device_pod("both", names.WHOLE_GPU, 2))
 
 
 async def test_only_with_drain_do_idle_instances_give_way_at_once() -> None:
     seven = "{model: A100-40, mig: [1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb]}"
     async with up(nodes("a", policy="on-demand-drain", gpus=seven)) as cluster:
-        await run(cluster, pod("large", LARGE))
+        await run(cluster, device_pod("large", LARGE))
         await until_offered(cluster, "a", {SMALL: 4, LARGE: 1})
         # What is in use does not give way.
-        await create(cluster, pod("all", ALL))
+        await create(cluster, device_pod("all", ALL))
         await until_said(cluster, "all", "no node has room for 1 x 7g.40gb besides the instances in use")
     async with up(nodes("a", gpus=seven)) as cluster:
-        await create(cluster, pod("large", LARGE))
+        await create(cluster, device_pod("large", LARGE))
         await until_said(cluster, "large", "no node has room for 1 x 3g.20gb")
         assert await amounts(cluster, "a") == {SMALL: 7}
 
@@ -179,7 +151,9 @@ async def test_only_with_drain_do_idle_instances_give_way_at_once() -> None:
 async def test_what_no_gpu_has_is_said_and_nothing_is_given() -> None:
     async with up(nodes("a")) as cluster:
         await create(
-            cluster, pod("odd", f"{names.MIG_PREFIX}1g.10gb"), pod("odder", f"{names.MIG_PREFIX}1g.6gb")
+            cluster,
+            device_pod("odd", f"{names.MIG_PREFIX}1g.10gb"),
+            device_pod("odder", f"{names.MIG_PREFIX}1g.6gb"),
         )
         await until_said(cluster, "odder", "no GPU has the MIG profile 1g.6gb")
         assert (await cluster.client.get(Pod, "odder", "default")).spec.node_name == ""
@@ -188,17 +162,17 @@ async def test_what_no_gpu_has_is_said_and_nothing_is_given() -> None:
 async def test_pods_of_other_nodes_have_nothing_cut_here() -> None:
     file = nodes("a") + "\n" + nodes("b", policy="static").split("\n")[-1]
     async with up(file) as cluster:
-        await create(cluster, pod("there", MEDIUM, node="b"))
-        await run(cluster, pod("here", LARGE, node="a"))
+        await create(cluster, device_pod("there", MEDIUM, node="b"))
+        await run(cluster, device_pod("here", LARGE, node="a"))
         assert (await cluster.client.get(Pod, "there", "default")).spec.node_name == ""
         assert await amounts(cluster, "b") == {names.WHOLE_GPU: 2}
 
 
 async def test_an_agent_killed_in_between_comes_back_to_what_was_asked() -> None:
     async with up(nodes("a")) as cluster:
-        await create(cluster, *(pod(f"p{n}", MEDIUM) for n in range(5)))
+        await create(cluster, *(device_pod(f"p{n}", MEDIUM) for n in range(5)))
         cluster.agents["a"].kill()
-        await run(cluster, pod("p5", MEDIUM))
+        await run(cluster, device_pod("p5", MEDIUM))
         await until_offered(cluster, "a", {MEDIUM: 6})
 
 
@@ -212,7 +186,7 @@ async def test_a_node_whose_driver_refuses_is_left_alone_and_another_serves(
             raise DriverError(Trouble.NO_PERMISSION, "only an administrator may")
 
         monkeypatch.setattr(driver, "create_gpu_instance", refuse)
-        await run(cluster, pod("one", MEDIUM))
+        await run(cluster, device_pod("one", MEDIUM))
         assert (await cluster.client.get(Pod, "one", "default")).spec.node_name == "b"
         await until_offered(cluster, "a", {names.WHOLE_GPU: 2})
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from up_world import PATIENCE, Kubectl, cluster_of, deployment, file
+from up_world import Kubectl, cluster_of, deployment, eventually, file
 
 from gpuslice.cli.main import main
-from gpuslice.local.up import LocalCluster
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,23 +49,6 @@ class Nodepool:
         result = await self.run(*words)
         assert result.exit_code == 0, result.output
         return result.stdout
-
-
-async def eventually(cluster: LocalCluster, look: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds, looking whenever a node or pod has changed."""
-    news = asyncio.Event()
-
-    def heard(_kind: str, _obj: object) -> None:
-        news.set()
-
-    cluster.feed.listeners.append(heard)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not await look():
-                await news.wait()
-                news.clear()
-    finally:
-        cluster.feed.listeners.remove(heard)
 
 
 def amounts(node: Any) -> dict[str, str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from up_world import PATIENCE, Kubectl, cluster_of
+from up_world import Kubectl, cluster_of, eventually
 
 from gpuslice import names
 from gpuslice.cli.explaining import explain
@@ -35,25 +33,6 @@ def pods(count: int, size: int = 1, node: str = "shared", prefix: str = "p") -> 
         for n in range(count)
     ]
     return "\n".join(map(json.dumps, made))
-
-
-async def eventually(cluster: LocalCluster, look: Callable[[], Awaitable[T]]) -> T:
-    """What `look` answers once it is something true; asked again whenever a node or pod has changed."""
-    news = asyncio.Event()
-
-    def heard(_kind: str, _obj: object) -> None:
-        news.set()
-
-    cluster.feed.listeners.append(heard)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                news.clear()
-                if found := await look():
-                    return found
-                await news.wait()
-    finally:
-        cluster.feed.listeners.remove(heard)
 
 
 async def offers(cluster: LocalCluster, kubectl: Kubectl, node: str, count: int) -> None:

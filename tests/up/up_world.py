@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,7 +19,10 @@ from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.local.up import LocalCluster, Settings, local_cluster
 
+T = TypeVar("T")
 PATIENCE = 30.0
+LONG = 60.0
+"""For what takes several steps of several parts."""
 
 
 def file(nodes: str, spec: str = "") -> str:
@@ -112,3 +115,34 @@ def deployment(name: str, replicas: int, units: int, command: str = "sleep infin
             },
         }
     )
+
+
+def device_pod(name: str, resource: str, count: int = 1, node: str = "") -> dict[str, Any]:
+    """A pod that asks for whole devices of a kind, on that node if it must be there."""
+    container = {"name": "main", "image": "cuda", "resources": {"limits": {resource: str(count)}}}
+    selector = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"containers": [container], **selector},
+    }
+
+
+async def eventually(cluster: LocalCluster, look: Callable[[], Awaitable[T]]) -> T:
+    """What `look` answers once it is something true; asked again whenever a node or pod has changed."""
+    news = asyncio.Event()
+
+    def heard(_kind: str, _obj: object) -> None:
+        news.set()
+
+    cluster.feed.listeners.append(heard)
+    try:
+        async with asyncio.timeout(LONG):
+            while True:
+                news.clear()
+                if found := await look():
+                    return found
+                await news.wait()
+    finally:
+        cluster.feed.listeners.remove(heard)

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from gpuslice import names
-from gpuslice.clock import Clock
+from gpuslice.clock import Clock, happened
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.sharing import device_of
@@ -309,15 +309,9 @@ class Agent:
         """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""
         lingering = 0
         while True:
-            ended = asyncio.create_task(desk.ended.wait())
             pause = LINGER.delay(lingering, self._random) if lingering else RECONCILE_SECONDS
-            tick = asyncio.create_task(self._clock.sleep(pause))
-            try:
-                await asyncio.wait((ended, tick), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                ended.cancel()
-                tick.cancel()
-            lingering = 0 if desk.ended.is_set() else lingering
+            if await happened(desk.ended, self._clock, pause):
+                lingering = 0
             desk.ended.clear()
             while (quiet := self._clock.monotonic() - desk.last_call) < QUIET_SECONDS:
                 await self._clock.sleep(QUIET_SECONDS - quiet)

@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from gpuslice.clock import Clock, rfc3339
+from gpuslice.clock import Clock, happened, rfc3339
 from gpuslice.devices.found import Found
 from gpuslice.errors import ApiError, NotFound, Unavailable
 from gpuslice.kube.backoff import Backoff
@@ -89,7 +89,8 @@ class HealthNews:
         """Say what is to be said, for ever."""
         failures = 0
         while True:
-            await self._pause(HEARTBEAT_SECONDS)
+            await happened(self._wake, self._clock, HEARTBEAT_SECONDS)
+            self._wake.clear()
             try:
                 await self._publish()
                 failures = 0
@@ -156,16 +157,6 @@ class HealthNews:
                 if key in pods and key not in (knows or ()):
                     message = f"{one.device}, which this pod holds or shares, is unhealthy: {one.reason}"
                     self._recorder.record(_object(pods[key]), "Warning", CONDITION, message)
-
-    async def _pause(self, seconds: float) -> None:
-        timer = asyncio.create_task(self._clock.sleep(seconds))
-        wake = asyncio.create_task(self._wake.wait())
-        try:
-            await asyncio.wait((timer, wake), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            timer.cancel()
-            wake.cancel()
-        self._wake.clear()
 
 
 def _condition(found: Found, sick: Sequence[Ailment]) -> NodeCondition:

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from gpuslice import names
-from gpuslice.clock import Clock
+from gpuslice.clock import Clock, happened
 from gpuslice.cluster.migrecords import encode_cuts
 from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import GpuSliceError
@@ -124,17 +124,8 @@ class MigManager:
             except GpuSliceError as error:
                 _log.warning("cannot follow what the node says of MIG now", wish=wish, error=str(error))
                 pause = AGAIN_SECONDS
-            await self._pause(pause)
-
-    async def _pause(self, seconds: float) -> None:
-        timer = asyncio.create_task(self._clock.sleep(seconds))
-        wake = asyncio.create_task(self._wake.wait())
-        try:
-            await asyncio.wait((timer, wake), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            timer.cancel()
-            wake.cancel()
-        self._wake.clear()
+            await happened(self._wake, self._clock, pause)
+            self._wake.clear()
 
     # --- one look ---------------------------------------------------------------------------------
     async def _turn(self, wish: MigWish) -> Turn:

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from gpuslice import names
-from gpuslice.clock import Clock
+from gpuslice.clock import Clock, happened
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.joining import Joining
 from gpuslice.cluster.migrecords import (
@@ -94,7 +94,10 @@ class MigDemandController:
         """Until cancelled."""
         await self._joining.catch_up()
         while True:
-            await self._news()
+            if self._nodes:
+                await happened(self._changed, self._clock, self._patience())
+            else:
+                await self._changed.wait()
             await self._clock.sleep(PAUSE_SECONDS)
             self._changed.clear()
             if self._nodes and self._leadership.leads:
@@ -102,15 +105,6 @@ class MigDemandController:
                     await self._round()
                 except GpuSliceError as error:
                     _log.warning("cannot say to nodes how their GPUs are to be", error=str(error))
-
-    async def _news(self) -> None:
-        tick = asyncio.create_task(self._clock.sleep(self._patience()))
-        news = asyncio.create_task(self._changed.wait())
-        try:
-            await asyncio.wait((tick, news) if self._nodes else (news,), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            tick.cancel()
-            news.cancel()
 
     def _patience(self) -> float:
         """Seconds until something will have been idle for long."""
