@@ -24,7 +24,7 @@ from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node
 from gpuslice.node import configuring
-from gpuslice.node.configuring import UNKNOWN, Applying, ConfigFiles, ConfigFollower
+from gpuslice.node.configuring import Applying, ConfigFiles, ConfigFollower
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 from gpuslice.node.handing import Handing
@@ -250,10 +250,15 @@ def test_an_option_beats_the_environment_beats_the_file() -> None:
     assert flags.pass_device_specs
 
 
-def test_a_bad_file_at_the_start_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such file"):
-        ConfigFiles.one(tmp_path / "none").choose({})
-    assert "is not known yet" in UNKNOWN
+async def test_a_bad_file_at_the_start_is_an_error_that_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    with pytest.raises(InputError, match=r"config\.yaml: there is no such file"):
+        ConfigFiles.one(file).choose({})
+    file.write_text("sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}")
+    with pytest.raises(ExceptionGroup) as caught:
+        async with node(ConfigFiles.one(file)):
+            pass
+    assert "config.yaml: sharing.mps: MPS is not supported yet" in str(caught.value.exceptions[0])
 
 
 async def test_an_xid_takes_every_replica_of_its_gpu_away() -> None:

@@ -134,7 +134,11 @@ class ConfigFollower:
         if self._files.by_label:
             self._apply.announcer.shut(UNKNOWN)
         else:
-            self._use(*self._files.choose({}))
+            name, text = self._files.choose({})
+            try:
+                self._use(name, text)
+            except InputError as error:
+                raise InputError(str(error), field=name) from error
 
     def set_node(self, node: Node) -> None:
         """The node as the API server has it."""
