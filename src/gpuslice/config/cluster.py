@@ -187,7 +187,10 @@ class ClusterFile(Section, frozen=True):
         owner: dict[str, str] = {}  # GPU uuid -> node name
         for position, entry in enumerate(self.spec.nodes):
             field = f"spec.nodes[{position}]"
-            plugin = _plugin(entry.labels, configs, f"{field}.labels")
+            try:
+                plugin = plugin_of(entry.labels, configs)
+            except InputError as error:
+                raise InputError(str(error), field=f"{field}.labels") from error
             for name in entry.names(field):
                 if name in named:
                     raise InputError(f"node {name!r} is in {named[name]} already", field=field)
@@ -234,14 +237,9 @@ def _configs(written: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _plugin(labels: Mapping[str, str], configs: Mapping[str, str], field: str) -> NvidiaConfig:
+def plugin_of(labels: Mapping[str, str], configs: Mapping[str, str]) -> NvidiaConfig:
     """The configuration that counts at first. Raises InputError if a label names one that is not there."""
-    if not configs:
-        return UNCONFIGURED
-    try:
-        name = choose(labels, tuple(configs), fallbacks=FALLBACKS)
-    except InputError as error:
-        raise InputError(str(error), field=field) from error
+    name = choose(labels, tuple(configs), fallbacks=FALLBACKS) if configs else None
     return NvidiaConfig.parse(configs[name]) if name is not None else UNCONFIGURED
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -10,11 +12,10 @@ from gpuslice import names
 from gpuslice.capacity.dressing import labels_of, new_node
 from gpuslice.capacity.nodepool import PoolWish
 from gpuslice.cluster.annotations import encode_gpus
-from gpuslice.config.cluster import ClusterPlan, NodePlan, address
+from gpuslice.config.cluster import ClusterPlan, NodePlan, address, plugin_of
 from gpuslice.config.devices import DevicesFile, DevicesSpec
 from gpuslice.config.gpus import GpuEntry, inventory_of
-from gpuslice.devices.inventory import NodeGpus
-from gpuslice.devices.offered import offered
+from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.kubelet.node import NodeDescription
 from gpuslice.local.nodes import Nodes
@@ -43,7 +44,7 @@ class SimulatedMachines:
             return
         first, taken = len(self._plan.nodes), set(self._numbers.values())
         number = next(n for n in range(first, first + len(taken) + 1) if n not in taken)
-        node = plan_of(name, wish, self._plan.unit, number)
+        node = self._node(name, wish, number)
         self._nodes.add(node)
         self._nodes.switch_on(node)
         self._numbers[name] = number
@@ -58,10 +59,17 @@ class SimulatedMachines:
             return ()
         return self._imagined.needed(pods, self._template(wish), limit)
 
+    def _node(self, name: str, wish: PoolWish, number: int) -> NodePlan:
+        """The node with the device plugin's configuration that counts there, if there is one."""
+        plan = plan_of(name, wish, self._plan.unit, number)
+        with suppress(InputError):  # then it gives out nothing, and says why
+            return replace(plan, plugin=plugin_of(plan.labels, self._plan.plugin_configs))
+        return plan
+
     def _template(self, wish: PoolWish) -> Node:
         """How a node of the pool will look once its agent has offered its GPUs."""
-        plan = plan_of(wish.spec.name, wish, self._plan.unit, 0)
-        gpus = NodeGpus(offered(SimulatedDriver(plan.machine).look(), plan.mig_strategy), plan.gpus.unit)
+        plan = self._node(wish.spec.name, wish, 0)
+        gpus = plan.offered(SimulatedDriver(plan.machine).look())
         body = new_node(plan.name, wish)
         body["metadata"]["annotations"] |= encode_gpus(gpus)
         node = NodeDescription(
