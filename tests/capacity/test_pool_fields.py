@@ -42,6 +42,19 @@ def test_labels_and_taints() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        PoolFields(vm_size=A100, mig_policy="on-demand"),
+        PoolFields(vm_size=A100, node_labels={"gpuslice.io/mig-policy": "on-demand"}),
+    ],
+)
+def test_cutting_on_demand_is_a_label_of_the_nodes_and_counts_by_profile(fields: PoolFields) -> None:
+    spec = read_fields("p", fields).spec
+    assert dict(spec.labels) == {"gpuslice.io/mig-policy": "on-demand"}
+    assert spec.mig_strategy is MigStrategy.MIXED
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         (PoolFields(), "vmSize: say which machines"),
@@ -54,6 +67,21 @@ def test_labels_and_taints() -> None:
         (
             PoolFields(vm_size=A100, gpu_instance_profile="MIG1g", mig_strategy="none"),
             "migStrategy: none would count a GPU that is cut as a whole one",
+        ),
+        (
+            PoolFields(vm_size=A100, gpu_instance_profile="MIG1g", mig_policy="on-demand"),
+            "migPolicy: a profile and cutting on demand exclude each other",
+        ),
+        (PoolFields(vm_size=A100, mig_policy="often"), "migPolicy: 'often' is no policy"),
+        (
+            PoolFields(
+                vm_size=A100, mig_policy="static", node_labels={"gpuslice.io/mig-policy": "on-demand"}
+            ),
+            "migPolicy: static here and on-demand as a label; give one",
+        ),
+        (
+            PoolFields(vm_size=A100, mig_policy="on-demand", mig_strategy="single"),
+            "migStrategy: what is cut on demand is counted by its profile; use mixed",
         ),
         (PoolFields(vm_size=A100, min_count=1), "minCount and maxCount go together"),
         (PoolFields(vm_size=A100, min_count=2, max_count=1), "maxCount: 1 is less than minCount 2"),

@@ -257,3 +257,25 @@ async def test_pools_and_their_nodes_outlive_the_process(tmp_path: Path) -> None
 
         await eventually(cluster, offered)
         assert len((await kubectl.read("nodes"))["items"]) == 2
+
+
+async def test_a_pool_that_is_cut_as_pods_need_it(tmp_path: Path) -> None:
+    async with cluster_of(EMPTY, tmp_path) as (_, kubectl):
+        nodepool = Nodepool(tmp_path)
+        words = ("--node-vm-size", A100, "--node-count", "1", "--mig-policy", "on-demand")
+        assert "on-demand  mixed" in await nodepool("add", "pool", *words)
+        await kubectl("apply", "-f", "-", stdin=article_pod("asks", "nvidia.com/mig-2g.10gb", 1000))
+        await running(kubectl, "asks")
+        assert "  MIG 2g.10gb     Device  0:" in await kubectl("exec", "asks", "--", "nvidia-smi", "-L")
+
+
+async def test_a_node_that_somebody_deletes_is_made_again(tmp_path: Path) -> None:
+    async with cluster_of(EMPTY, tmp_path) as (cluster, kubectl):
+        await Nodepool(tmp_path)("add", "t4", "--node-vm-size", "Standard_NC4as_T4_v3", "--node-count", "1")
+        await kubectl("delete", "node", "t4-0")
+        await kubectl("wait", "--for=create", "node/t4-1", "--timeout=20s")
+        await eventually(cluster, lambda: _is(sorted(cluster.drivers) == ["cpu", "t4-1"]))
+
+
+async def _is(true: bool) -> bool:
+    return true

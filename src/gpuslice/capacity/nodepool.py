@@ -23,6 +23,7 @@ from gpuslice.capacity.pools import (
     check_name,
 )
 from gpuslice.capacity.vmsizes import Cut, VmSize, cut_of, find_size
+from gpuslice.cluster.migrecords import MigPolicy
 from gpuslice.config.reader import load_yaml
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
@@ -64,6 +65,7 @@ class PoolFields(Wire, frozen=True, gc=False):
     idle_seconds: int = IDLE_SECONDS
     gpu_instance_profile: str | None = None
     mig_strategy: str | None = None
+    mig_policy: str | None = None
     node_labels: dict[str, str] | None = None
     node_taints: tuple[str, ...] = ()
     selector: dict[str, str] | None = None
@@ -142,6 +144,14 @@ def read_fields(name: str, fields: PoolFields) -> PoolWish:
         raise InputError("say which machines: a VM size, or a selector of existing nodes", field="vmSize")
     size = find_size(fields.vm_size) if fields.vm_size else None
     profile = _profile(fields.gpu_instance_profile)
+    labels = _labels(fields.node_labels or {}, "nodeLabels")
+    policy = _policy(fields.mig_policy, labels)
+    if policy is not MigPolicy.STATIC:
+        if profile is not None:
+            raise InputError(
+                "a profile and cutting on demand exclude each other; leave one out", field="migPolicy"
+            )
+        labels[names.MIG_POLICY] = policy.value
     cut = cut_of(size.model, profile) if size is not None and profile is not None else None
     low, high = fields.min_count, fields.max_count
     if (low is None) != (high is None):
@@ -162,10 +172,10 @@ def read_fields(name: str, fields: PoolFields) -> PoolWish:
         size.name if size is not None else "",
         DEFAULT_COUNT if count is None else count,
         profile,
-        _strategy(fields.mig_strategy, profile),
+        _strategy(fields.mig_strategy, profile, policy),
         low,
         high,
-        MappingProxyType(_labels(fields.node_labels or {}, "nodeLabels")),
+        MappingProxyType(labels),
         tuple(read_taint(text, f"nodeTaints[{n}]") for n, text in enumerate(fields.node_taints)),
     )
     selector = None if fields.selector is None else MappingProxyType(_pairs(fields.selector, "selector"))
@@ -204,7 +214,26 @@ def _profile(text: str | None) -> GpuInstanceProfile | None:
         )
 
 
-def _strategy(text: str | None, profile: GpuInstanceProfile | None) -> MigStrategy:
+def _policy(text: str | None, labels: Mapping[str, str]) -> MigPolicy:
+    """By its own field, or by the label that it gives the nodes."""
+    try:
+        policy = MigPolicy.of({names.MIG_POLICY: text} if text is not None else labels)
+    except InputError as error:
+        raise InputError(str(error).removeprefix(f"{error.field}: "), field="migPolicy") from error
+    if labels.get(names.MIG_POLICY, policy.value) != policy.value:
+        raise InputError(
+            f"{policy} here and {labels[names.MIG_POLICY]} as a label; give one", field="migPolicy"
+        )
+    return policy
+
+
+def _strategy(text: str | None, profile: GpuInstanceProfile | None, policy: MigPolicy) -> MigStrategy:
+    if policy is not MigPolicy.STATIC:
+        if text not in (None, MigStrategy.MIXED.value):
+            raise InputError(
+                "what is cut on demand is counted by its profile; use mixed", field="migStrategy"
+            )
+        return MigStrategy.MIXED
     if text is None:
         return MigStrategy.NONE if profile is None else MigStrategy.SINGLE
     try:

@@ -70,6 +70,12 @@ _strategy = click.option(
     help="How MIG devices are counted: as nvidia.com/gpu (single, the default), or by their profile, "
     "nvidia.com/mig-1g.5gb and so on (mixed).",
 )
+_policy = click.option(
+    "--mig-policy",
+    type=click.Choice(["static", "on-demand", "on-demand-drain"]),
+    help="Who says how GPUs are cut: the profile (static, the default), or the pods that wait for MIG "
+    "devices; with drain idle instances give way.",
+)
 _labels = click.option(
     "--labels",
     multiple=True,
@@ -114,6 +120,7 @@ _autoscaler = click.option(
 @_count
 @click.option("--gpu-instance-profile", type=click.Choice(PROFILES), help="How every GPU is cut.")
 @_strategy
+@_policy
 @_autoscaler
 @_min
 @_max
@@ -134,6 +141,7 @@ def add(
     node_count: int | None,
     gpu_instance_profile: str | None,
     mig_strategy: str | None,
+    mig_policy: str | None,
     enable_cluster_autoscaler: bool,
     min_count: int | None,
     max_count: int | None,
@@ -156,6 +164,7 @@ def add(
             max_count=max_count,
             gpu_instance_profile=gpu_instance_profile,
             mig_strategy=mig_strategy or ("single" if gpu_instance_profile else None),
+            mig_policy=mig_policy,
             node_labels=read_pairs(labels, "--labels") or None,
             node_taints=_split(node_taints),
             selector=read_pairs(selector, "--selector") or None,
@@ -187,6 +196,7 @@ def add(
     help="How every GPU is cut; none: they are whole again.",
 )
 @_strategy
+@_policy
 @_autoscaler
 @click.option("--disable-cluster-autoscaler", is_flag=True, help="Keep the number of nodes as it is now.")
 @_min
@@ -201,6 +211,7 @@ def update(
     node_count: int | None,
     gpu_instance_profile: str | None,
     mig_strategy: str | None,
+    mig_policy: str | None,
     enable_cluster_autoscaler: bool,
     disable_cluster_autoscaler: bool,
     min_count: int | None,
@@ -222,7 +233,12 @@ def update(
         changes: dict[str, Any] = {}
         if disable_cluster_autoscaler:
             changes |= {"minCount": None, "maxCount": None, "count": pool.status.nodes}
-        given = {"minCount": min_count, "maxCount": max_count, "migStrategy": mig_strategy}
+        given = {
+            "minCount": min_count,
+            "maxCount": max_count,
+            "migStrategy": mig_strategy,
+            "migPolicy": mig_policy,
+        }
         changes |= {key: value for key, value in given.items() if value is not None}
         follows = changes.get("maxCount", pool.spec.max_count) is not None
         if node_count is not None and follows:

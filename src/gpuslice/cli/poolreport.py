@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from gpuslice import names
 from gpuslice.capacity.nodepool import READY, SCALING, Condition, GPUNodePool, PoolFields
 from gpuslice.cli.output import Report
 from gpuslice.cli.tabwriter import align
@@ -20,6 +21,7 @@ class PoolReport(Report, frozen=True):
     ready_count: int
     gpu_instance_profile: str | None
     mig_strategy: str
+    mig_policy: str
     min_count: int | None
     max_count: int | None
     node_labels: Mapping[str, str]
@@ -45,6 +47,7 @@ def report(pool: GPUNodePool) -> PoolReport:
         pool.status.ready_nodes,
         spec.gpu_instance_profile,
         strategy(spec),
+        policy(spec),
         spec.min_count,
         spec.max_count,
         spec.node_labels or {},
@@ -64,7 +67,7 @@ def table(pools: Iterable[PoolReport]) -> str:
             pool.vm_size or "-",
             str(pool.count),
             str(pool.ready_count),
-            pool.gpu_instance_profile or "-",
+            pool.gpu_instance_profile or ("-" if pool.mig_policy == "static" else pool.mig_policy),
             pool.mig_strategy,
             "-" if pool.max_count is None else f"{pool.min_count} to {pool.max_count}",
             pool.state,
@@ -82,7 +85,14 @@ def details(pool: PoolReport) -> str:
 
 def strategy(spec: PoolFields) -> str:
     """How MIG devices are counted, by default where it is not said."""
+    if policy(spec) != "static":
+        return "mixed"
     return spec.mig_strategy or ("single" if spec.gpu_instance_profile else "none")
+
+
+def policy(spec: PoolFields) -> str:
+    """Who says how GPUs are cut."""
+    return spec.mig_policy or (spec.node_labels or {}).get(names.MIG_POLICY, "static")
 
 
 def _condition(pool: GPUNodePool, kind: str) -> Condition:

@@ -45,6 +45,7 @@ OPTIONS: Final = {
     "maxCount": "--max-count",
     "gpuInstanceProfile": "--gpu-instance-profile",
     "migStrategy": "--mig-strategy",
+    "migPolicy": "--mig-policy",
     "nodeLabels": "--labels",
     "nodeTaints": "--node-taints",
     "selector": "--selector",
