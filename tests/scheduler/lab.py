@@ -97,6 +97,7 @@ class Lab:
     def __init__(self, client: Client, cluster: Cluster, feed: ClusterFeed) -> None:
         self.client = client
         self.cluster = cluster
+        self.feed = feed
         self.pods = _Pods()
         self.controller: PreemptionController | None = None
         self.weather: Weather | None = None

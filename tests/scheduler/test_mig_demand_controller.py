@@ -1,0 +1,126 @@
+"""MIG on demand beside other schedulers: who acts, for whom, and what it writes on which node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+from lab import Lab, laboratory
+
+from gpuslice import names
+from gpuslice.clock import SystemClock
+from gpuslice.cluster.migrecords import CutGpu, decode_wanted, encode_cuts
+from gpuslice.devices.miglayout import layout
+from gpuslice.devices.migtables import geometry_of
+from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.leading import Alone, Leadership
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.scheduler.migdemand import MigDemandController
+
+KUBE = "default-scheduler"
+MEDIUM = f"{names.MIG_PREFIX}2g.10gb"
+A100 = geometry_of("A100-40")
+
+
+class Waiting:
+    """A replica that does not lead yet."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.its_turn = False
+
+    @property
+    def leads(self) -> bool:
+        self.asked.set()
+        return self.its_turn
+
+    async def run(self) -> None:
+        return
+
+
+@asynccontextmanager
+async def cutting(lab: Lab, leadership: Leadership | None = None) -> AsyncIterator[None]:
+    clock, numbers = SystemClock(), count()
+    recorder = EventRecorder(lab.client, "test", clock=clock, new_id=lambda: f"{next(numbers):x}")
+    controller = MigDemandController(
+        lab.client, lab.cluster, lab.feed, clock=clock, recorder=recorder, leadership=leadership or Alone()
+    )
+    tasks = [asyncio.create_task(controller.run()), asyncio.create_task(recorder.run())]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def on_demand(lab: Lab, name: str, gpus: int = 1, **labels: str) -> None:
+    """A node whose agent has said that nothing is cut on its GPUs, MIG being on."""
+    await lab.node(name, [], labels={names.MIG_POLICY: "on-demand", **labels})
+    cuts = [CutGpu(f"GPU-{name}-{number}", number, True, layout(A100)) for number in range(gpus)]
+    body = {"metadata": {"annotations": {names.MIG_CUTS: encode_cuts(cuts)}}}
+    await lab.client.patch(Node, name, body)
+
+
+async def fresh(lab: Lab, pod: str, **spec: Any) -> None:
+    """A pod that asks for a MIG device."""
+    container = {"name": "main", "image": "cuda", "resources": {"limits": {MEDIUM: "1"}}}
+    await lab.pod(pod, scheduler=KUBE, containers=[container], **spec)
+
+
+async def wait_for(lab: Lab, pod: str, **spec: Any) -> None:
+    """One that its scheduler has given up."""
+    await fresh(lab, pod, **spec)
+    await lab.give_up(pod)
+
+
+def wanted(lab: Lab, node: str) -> dict[str, tuple[str, ...] | None]:
+    found = lab.cluster.node(node)
+    return decode_wanted(found.annotations) if found is not None else {}
+
+
+async def test_only_the_replica_that_leads_says_anything() -> None:
+    async with laboratory(scheduler=False) as lab:
+        waiting = Waiting()
+        async with cutting(lab, waiting):
+            await on_demand(lab, "n1")
+            await wait_for(lab, "one")
+            async with asyncio.timeout(10):
+                await waiting.asked.wait()
+            assert wanted(lab, "n1") == {}
+            waiting.its_turn = True
+            await lab.client.patch(Pod, "one", {"metadata": {"labels": {"touched": "1"}}}, "default")
+            await lab.until(lambda: wanted(lab, "n1") == {"GPU-n1-0": ("2g.10gb@4",)}, "n1 to be told")
+
+
+async def test_a_pod_that_its_scheduler_has_not_given_up_has_nothing_cut() -> None:
+    async with laboratory(scheduler=False) as lab, cutting(lab):
+        await on_demand(lab, "n1", 2)
+        await fresh(lab, "fresh")
+        await wait_for(lab, "one")
+        await lab.until(lambda: bool(wanted(lab, "n1")), "n1 to be told")
+        assert [len(target or ()) for target in wanted(lab, "n1").values()] == [1]
+
+
+async def test_a_damaged_annotation_leaves_that_node_and_no_other_alone() -> None:
+    async with laboratory(scheduler=False) as lab, cutting(lab):
+        await on_demand(lab, "n1")
+        await lab.client.patch(Node, "n1", {"metadata": {"annotations": {names.MIG_CUTS: "{"}}})
+        await on_demand(lab, "n2")
+        await wait_for(lab, "one")
+        await lab.until(lambda: bool(wanted(lab, "n2")), "n2 to be told")
+        assert wanted(lab, "n1") == {}
+
+
+async def test_nodes_that_do_not_suit_the_pod_are_not_cut() -> None:
+    async with laboratory(scheduler=False) as lab, cutting(lab):
+        await on_demand(lab, "n1", kind="first")
+        await on_demand(lab, "n2", kind="second")
+        await wait_for(lab, "one", nodeSelector={"kind": "second"})
+        await lab.until(lambda: bool(wanted(lab, "n2")), "n2 to be told")
+        assert wanted(lab, "n1") == {}
+        said = await lab.events("one", "CuttingGPU")
+        assert said == ["node n2 is told to cut 1 x 2g.10gb from GPU 0"]
