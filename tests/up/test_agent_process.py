@@ -108,3 +108,47 @@ async def test_an_agent_of_its_own_offers_its_gpus_and_survives_a_kill(tmp_path:
         agent.terminate()
         async with asyncio.timeout(5):
             assert await agent.wait() == 0
+
+
+async def test_an_agent_of_its_own_follows_the_device_plugins_configuration(tmp_path: Path) -> None:
+    """Replicas by the node's label, an edited file, and the labels for Node Feature Discovery."""
+    (tmp_path / "devices.yaml").write_text(DEVICES % "true")
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    (configs / "default").write_text("version: v1\n")
+    slicing = (
+        "flags: {gfd: {outputFile: %s}}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: %d}]}}\n"
+    )
+    features = tmp_path / "features.d" / "gfd"
+    (configs / "shared").write_text(slicing % (features, 4))
+    async with cluster_of(file("{name: one}"), tmp_path) as (cluster, kubectl):
+
+        def offers(devices: int) -> bool:
+            view = cluster.cluster.snapshot("one")
+            return view is not None and view.allocatable_devices == devices
+
+        kubelet = cluster.folders["one"]
+        agent = await start_agent(
+            tmp_path, kubelet, "--config-dir", str(configs), "--config-fallbacks", "named"
+        )
+        try:
+            async with asyncio.timeout(60):
+                await cluster.changed(lambda: offers(2))
+                await kubectl("label", "node", "one", "nvidia.com/device-plugin.config=shared")
+                await cluster.changed(lambda: offers(8))
+                (configs / "shared").write_text(slicing % (features, 3))
+                await cluster.changed(lambda: offers(6))
+
+                def labelled() -> bool:
+                    node = cluster.cluster.node("one")
+                    return node is not None and node.labels.get("nvidia.com/gpu.replicas") == "3"
+
+                await cluster.changed(labelled)
+            assert "nvidia.com/gpu.product=Tesla-T4-SHARED\n" in features.read_text()
+            agent.send_signal(signal.SIGTERM)
+            await agent.wait()
+            assert not features.exists()
+        finally:
+            if agent.returncode is None:
+                agent.kill()
+                await agent.wait()
