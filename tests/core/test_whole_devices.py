@@ -84,8 +84,9 @@ def test_containers_of_one_pod_may_have_the_same_gpu() -> None:
 
 def test_what_one_container_takes_leaves_the_next_enough_different_ones() -> None:
     """The only replica of GPU 1 is the best for the first, but then the second would have two of GPU 0."""
-    node = [room for room in rooms(out=set()) if room.uuid in ("GPU-0::0", "GPU-0::1", "GPU-1::3")]
-    node = [replace(room, packed=False) for room in node]
+    there = ("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::3")
+    node = [room for room in rooms(out={"GPU-0::2"}) if room.uuid in there]
+    assert chosen(node, 1) == ["GPU-1::3"]
     first, *second = chosen(node, 1, 2)
     assert first.startswith("GPU-0")
     assert sorted(one[:5] for one in second) == ["GPU-0", "GPU-1"]

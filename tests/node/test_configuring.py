@@ -155,6 +155,7 @@ async def test_a_node_whose_label_names_nothing_gives_out_no_gpu(files: Path) ->
     """Else its GPUs would be given away whole to those who ask for a replica."""
     async with node(ConfigFiles.folder(files, "default", ()), labels={LABEL: "missing"}) as here:
         refused = await says(here, "specified config missing does not exist")
+        assert all("missing does not exist" in gpu.reason for gpu in here.backend.gpus())
         assert "the node gives out no GPU" in refused.annotations[names.DEVICE_CONFIG_REASON]
         await here.allocatable(0, names.WHOLE_GPU)
         await here.allocatable(0)
@@ -208,7 +209,7 @@ async def test_what_a_container_may_not_have_it_does_not_get(
         await here.allocatable(4, names.WHOLE_GPU)
         await here.create("many", pod("c", count))
         ended = await here.pod("many", lambda pod: pod.status.phase in ("Running", "Failed"))
-        assert (ended.status.phase == "Running") is not words
+        assert (ended.status.phase == "Running") is (not words)
         assert words in ended.status.message
 
 
