@@ -290,3 +290,18 @@ async def test_packed_replicas_fill_one_gpu_first(tmp_path: Path) -> None:
             await here.running(f"p{number}")
             given.add(here.given(made).envs[names.VISIBLE_DEVICES])
         assert len(given) == 1
+
+
+@pytest.mark.parametrize(("before", "then"), [(1, 2), (2, 2), (2, 1)])
+async def test_what_an_init_container_leaves_is_completed_with_other_gpus(
+    tmp_path: Path, before: int, then: int
+) -> None:
+    """A kubelet hands an init container's replicas on, and asks only for what is missing."""
+    file = tmp_path / "config.yaml"
+    file.write_text(sharing(3))
+    async with node(ConfigFiles.one(file)) as here:
+        await here.allocatable(6, names.WHOLE_GPU)
+        made = await here.create("a", pod("c", then), initContainers=[pod("first", before)])
+        await here.running("a")
+        visible = here.given(made).envs[names.VISIBLE_DEVICES].split(",")
+        assert len(set(visible)) == then
