@@ -18,7 +18,7 @@ TEST_ARGS ?= -n 2
 E2E_TESTS ?= tests/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test e2e contract lint manifests image bench clean
+.PHONY: help demo up test e2e contract lint manifests image bench peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
@@ -67,6 +67,9 @@ image: $(VENV)/.ready ## Build the container image as an archive, without an eng
 
 bench: $(VENV)/.ready ## Run the benchmarks by hand; results go to bench/results/
 	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+peers: $(VENV)/.ready ## Run NVIDIA's own tools beside ours and compare (root, git, Go; the first run builds them)
+	@$(BIN)/python bench/peers
 
 clean: ## Remove everything that make has installed
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

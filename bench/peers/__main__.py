@@ -20,6 +20,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "tests/nvml")]
 
@@ -33,7 +35,6 @@ from sides import Ours, Running, Side, Theirs  # noqa: E402
 from gpuslice.devices.preferred import pair_score  # noqa: E402
 from machine import facts as machine_facts  # noqa: E402
 
-ENDING_SECONDS = 8.0
 HEALTH_SECONDS = 3.0
 
 Facts = dict[str, Any]
@@ -50,7 +51,7 @@ class Comparison:
             one, other = theirs.get(what), ours.get(what)
             row: Facts = {"scenario": scenario, "what": what, "same": one == other, "theirs": one}
             if one != other:
-                row |= {"ours": other, "why": why(scenario, what, one, other)}
+                row |= {"ours": other, "why": why(scenario, what)}
             self.rows.append(row)
 
     def summary(self) -> Facts:
@@ -84,27 +85,26 @@ async def lived(side: Side, scenario: Scenario, place: Place) -> Facts:
     place.hardware.now(*scenario.now)
     if scenario.kept:
         place.kept.write_text("\n".join(scenario.kept) + "\n")
-    async with side.plugin(place, scenario.env) as running:
-        fails = await ends_early(running, scenario)
+    env = dict(scenario.env)
+    if scenario.config:
+        env["CONFIG_FILE"] = str(place.folder / "config.yaml")
+        (place.folder / "config.yaml").write_text(scenario.config)
+    async with side.plugin(place, env) as running:
+        await running.settled(scenario.resources)
         facts["runs"] = not running.ended
+        facts["registers"] = bool(running.recorder.plugins)
         if running.ended:
             facts["says"] = running.outcome().words()
-        elif not fails:
+        else:
             facts |= announced(running)
             facts |= await asked(running, scenario)
             facts |= await sickened(running, scenario, place)
         if scenario.labels:
-            labels = await side.labels(place, scenario.env, running)
+            labels = await side.labels(place, env, running)
             facts |= {
                 f"label {key}": value for key, value in labels.items() if key != "nvidia.com/gfd.timestamp"
             }
     return facts
-
-
-async def ends_early(running: Running, scenario: Scenario) -> bool:
-    """Wait for what is expected; True if no resource came."""
-    await running.settled(scenario.resources, ENDING_SECONDS)
-    return not running.recorder.plugins
 
 
 def announced(running: Running) -> Facts:
@@ -122,12 +122,16 @@ def announced(running: Running) -> Facts:
 async def asked(running: Running, scenario: Scenario) -> Facts:
     facts: Facts = {}
     for resource, free, size in scenario.prefers:
+        if resource not in running.recorder.plugins:
+            continue
         ids = list(running.recorder.announced().get(resource, {}))[-free:]
         chosen = await running.recorder.prefer(resource, ids, (), size)
         facts[f"GetPreferredAllocation {resource}: {size} of {free}"] = nearness(chosen, running.place)
     for resource, places in scenario.asks:
         ids = list(running.recorder.announced().get(resource, {}))
         wanted = [ids[one] if one < len(ids) else "GPU-nope" for one in places]
+        if resource not in running.recorder.plugins:
+            continue
         answer = await running.recorder.allocate(resource, wanted)
         answer["devices"] = [
             one.replace(str(running.place.root), "ROOT") for one in answer.get("devices", ())
@@ -175,6 +179,12 @@ async def sickened(running: Running, scenario: Scenario, place: Place) -> Facts:
         await asyncio.sleep(0.3)
         where = f"GPU {gpu}" + (f", instance {instance[0]}" if instance else "")
         facts[f"sick after XID {number} on {where}"] = running.recorder.sick()
+    if scenario.later:
+        await asyncio.sleep(1)
+        place.hardware.now(*scenario.later)
+        await running.recorder.until(lambda: bool(running.recorder.sick()), HEALTH_SECONDS)
+        await asyncio.sleep(1)
+        facts[f"sick after {', '.join(scenario.later)}"] = running.recorder.sick()
     return facts
 
 
@@ -187,7 +197,7 @@ def told(side: Side, story: MigStory, place: Place) -> Facts:
         name = f"{number}. {' '.join(words)}"
         facts[f"{name}: succeeds"] = not done.code
         if words[0] == "export":
-            facts[f"{name}: printed"] = done.out
+            facts[f"{name}: printed"] = yaml.safe_load(done.out) if not done.code else done.words()
         elif done.code or words[0] == "assert":
             facts[f"{name}: says"] = done.words()
         facts[f"{name}: layout"] = layout(place)
@@ -195,7 +205,7 @@ def told(side: Side, story: MigStory, place: Place) -> Facts:
 
 
 def layout(place: Place) -> list[str]:
-    return [" ".join(line.split()[1:]) for line in sorted(place.layout())]
+    return [" ".join(line.split()[1:]) for line in sorted(place.layout() or place.at_first())]
 
 
 def refused(side: Side, text: str, place: Place) -> Facts:

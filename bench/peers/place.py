@@ -156,6 +156,18 @@ class Place:
         """How the GPUs are cut now, in the stand-in's own lines."""
         return self.kept.read_text().splitlines() if self.kept.exists() else []
 
+    def at_first(self) -> list[str]:
+        """How they were cut when the machine was switched on, in the same lines."""
+        lines = []
+        for one in self.hardware.paper.gpus:
+            if one.mig is not None:
+                lines.append(f"mig {one.gpu.index} {one.mig.enabled:d} {one.mig.enabled:d}")
+                lines += [
+                    f"instance {one.gpu.index} {part.profile.id} {part.start} {part.profile.slices}"
+                    for part in one.mig.layout.instances
+                ]
+        return lines
+
     def remove(self) -> None:
         shutil.rmtree(self.folder)
 

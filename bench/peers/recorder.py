@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ class Plugin:
     client: PluginClient
     devices: tuple[Device, ...] | None = None
     task: asyncio.Task[None] | None = None
-    history: list[tuple[Device, ...]] = field(default_factory=list)
 
 
 class Recorder:
@@ -30,7 +29,6 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "device-plugins"
         self.plugins: dict[str, Plugin] = {}
-        self.order: list[str] = []
         self._server: Server | None = None
         self._changed = asyncio.Event()
 
@@ -61,7 +59,6 @@ class Recorder:
         with contextlib.suppress(RpcError):
             async for devices in plugin.client.list_and_watch():
                 plugin.devices = devices
-                plugin.history.append(devices)
                 self._changed.set()
                 self._changed = asyncio.Event()
 
@@ -97,11 +94,11 @@ class Recorder:
         return {name: ids for name, ids in found.items() if ids}
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> dict[str, Any]:
-        """What a container that gets these ids is told, or the error."""
+        """What a container that gets these ids is told, or the error; its code is a plugin's own affair."""
         try:
             (answer,) = await self.plugins[resource].client.allocate(ids)
         except RpcError as error:
-            return {"error": error.as_go_prints_it}
+            return {"error": str(error)}
         return as_json(answer)
 
     async def prefer(

@@ -24,7 +24,7 @@ T4 = "{model: T4}"
 @dataclass(frozen=True)
 class Scenario:
     """A machine and settings. `now` and `kept`: the hardware's state before anybody starts,
-    in the stand-in's lines.
+    in the stand-in's lines; `later`: in mid-life. `config`: NVIDIA's configuration file.
 
     `resources`: how many resources are expected, to wait for. `asks`: (resource, places in the sorted ids).
     `prefers`: (resource, how many of the ids are free, size). `xids`: (number, GPU, GI, CI) in mid-life.
@@ -38,7 +38,9 @@ class Scenario:
     prefers: tuple[tuple[str, int, int], ...] = ()
     xids: tuple[tuple[int, ...], ...] = ()
     now: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    config: str = ""
     old_driver: bool = False
     no_library: bool = False
     labels: bool = True
@@ -49,6 +51,27 @@ EIGHT = "8xA100-40"
 SINGLE = {"MIG_STRATEGY": "single"}
 MIXED = {"MIG_STRATEGY": "mixed"}
 TWO = ((GPU, (0,)), (GPU, (3, 1)))
+
+MISPLACED = """
+version: v1
+sharing:
+  renameByDefault: true
+  timeSlicing:
+    resources:
+    - {name: nvidia.com/gpu, replicas: 4}
+"""
+FLAGS = """
+version: v1
+flags:
+  plugin: {deviceListStrategy: volume-mounts, deviceIDStrategy: index}
+"""
+
+
+def sliced(replicas: int, *more: str) -> str:
+    """NVIDIA's file with time slicing."""
+    lines = ["version: v1", "sharing:", "  timeSlicing:", *(f"    {line}" for line in more)]
+    return "\n".join([*lines, "    resources:", f"    - {{name: {GPU}, replicas: {replicas}}}", ""])
+
 
 SCENARIOS = (
     Scenario("8xA100, none", EIGHT, asks=TWO, prefers=((GPU, 8, 2), (GPU, 8, 4), (GPU, 3, 1))),
@@ -120,6 +143,42 @@ SCENARIOS = (
         labels=False,
     ),
     Scenario("an id that is not there", EIGHT, asks=((GPU, (99,)),), labels=False),
+    # --- replicas ---
+    Scenario("2xT4, 4 replicas", "2xT4", config=sliced(4), asks=((GPU, (0,)), (GPU, (5, 1)))),
+    Scenario("2xT4, 4 replicas, preferred", "2xT4", config=sliced(4), prefers=((GPU, 8, 2), (GPU, 2, 1))),
+    Scenario(
+        "2xT4, 4 replicas, renamed",
+        "2xT4",
+        config=sliced(4, "renameByDefault: true"),
+        asks=((f"{GPU}.shared", (2,)),),
+    ),
+    Scenario(
+        "2xT4, replicas, one to a container",
+        "2xT4",
+        config=sliced(2, "failRequestsGreaterThanOne: true"),
+        asks=((GPU, (0, 2)),),
+    ),
+    Scenario("2xT4, 4 replicas, two of one GPU", "2xT4", config=sliced(4), asks=((GPU, (0, 1)),)),
+    Scenario("2xT4, 4 replicas, XID 79 on GPU 1", "2xT4", config=sliced(4), xids=((79, 1),), labels=False),
+    Scenario(
+        "2xA100 in sevenths, single, 2 replicas",
+        a100s(2, *["1g.5gb"] * 7),
+        SINGLE,
+        config=sliced(2),
+        asks=((GPU, (0,)),),
+    ),
+    Scenario(
+        "A100 cut and A100, mixed, replicas of both",
+        mixed(A100 % "1g.5gb, 1g.5gb", "{model: A100-40}"),
+        MIXED,
+        resources=2,
+        config=sliced(3) + "    - {name: nvidia.com/mig-1g.5gb, replicas: 4}\n",
+    ),
+    Scenario("replicas of nothing there", "2xT4", config=sliced(4).replace(GPU, "nvidia.com/mig-1g.5gb")),
+    Scenario("1 replica", "2xT4", config=sliced(1), labels=False),
+    Scenario("a misplaced key", "2xT4", config=MISPLACED, labels=False),
+    Scenario("another version", "2xT4", config="version: v2\n", labels=False),
+    Scenario("index and strategy from a file", "2xT4", config=FLAGS, asks=((GPU, (1,)),), labels=False),
     # --- layouts that cannot be ---
     Scenario("single, two profiles", a100s(2, *BALANCED), SINGLE),
     Scenario("single, one GPU uncut", mixed(A100 % ", ".join(["1g.5gb"] * 7), "{model: A100-40}"), SINGLE),
@@ -194,5 +253,6 @@ SCENARIOS = (
     Scenario("GPU 3 is lost from the start", EIGHT, now=("lost 3",)),
     Scenario("GPU 3 is not there", EIGHT, now=("gone 3",)),
     *(Scenario(f"GPU 3 vanishes after {n} calls", EIGHT, now=(f"vanishes 3 {n}",)) for n in (1, 2, 4, 8)),
+    Scenario("GPU 3 falls off the bus", EIGHT, later=("lost 3",), labels=False),
     Scenario("no GPU at all", EIGHT, now=tuple(f"gone {i}" for i in range(8)), resources=0),
 )

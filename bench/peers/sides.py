@@ -21,7 +21,8 @@ from gpuslice.local.apiserver import ApiServer
 from gpuslice.local.apiserver.serve import serving
 
 NODE = "n1"
-START_SECONDS = 20.0
+START_SECONDS = 15.0
+"""How long to wait for resources that do not come."""
 
 
 class Running:
@@ -31,17 +32,16 @@ class Running:
         self.place, self.process, self.recorder, self.log = place, process, recorder, log
         self.api: Client | None = None
 
-    async def settled(self, resources: int, seconds: float = START_SECONDS) -> bool:
-        """Wait until so many resources have told their devices; False if the process ends or time is over."""
+    async def settled(self, resources: int) -> None:
+        """Wait until so many resources have told their devices, or the process has ended, or time is over."""
 
         def told() -> bool:
             plugins = self.recorder.plugins.values()
             return self.ended or (len(plugins) >= resources and all(p.devices is not None for p in plugins))
 
-        await self.recorder.until(told, seconds)
+        await self.recorder.until(told, START_SECONDS)
         # Another resource may follow that nobody expects.
         await asyncio.sleep(0.3)
-        return not self.ended and told()
 
     @property
     def ended(self) -> bool:
