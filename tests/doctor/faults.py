@@ -177,6 +177,19 @@ async def gpu_that_is_sick(site: Site) -> None:
     await site.patch("Node", "gpu-1", {"status": {"conditions": [condition]}}, subresource="status")
 
 
+async def node_that_cannot_be_cut(site: Site) -> None:
+    labels = {"nvidia.com/mig.config": "all-9g.99gb", "nvidia.com/mig.config.state": "failed"}
+    why = {"gpuslice.io/mig-config-reason": "selected mig-config not present: all-9g.99gb"}
+    await site.patch("Node", "gpu-1", {"metadata": {"labels": labels, "annotations": why}})
+
+
+async def configuration_that_is_not_there(site: Site) -> None:
+    why = {
+        "gpuslice.io/device-plugin-config-reason": "specified config shard does not exist; there are shared"
+    }
+    await site.patch("Node", "gpu-1", {"metadata": {"annotations": why}})
+
+
 async def taint_that_keeps_the_agent_away(site: Site) -> None:
     await site.node("gpu-2", published=False, offered=False)
     taints = [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]

@@ -15,6 +15,7 @@ from gpuslice.cli.doctor.checks import (
     runtime,
     scheduling,
     webhooks,
+    wishes,
 )
 from gpuslice.cli.doctor.facts import Facts
 from gpuslice.cli.doctor.finding import Finding, in_order
@@ -28,6 +29,7 @@ def examine(facts: Facts, now: datetime) -> list[Finding]:
             *runtime.check(facts),
             *rivals.check(facts),
             *agents.check(facts, now),
+            *wishes.check(facts),
             *scheduling.check(facts, now),
             *path.check(facts, now),
             *webhooks.check(facts, now),
