@@ -259,6 +259,34 @@ async def test_pools_and_their_nodes_outlive_the_process(tmp_path: Path) -> None
         assert len((await kubectl.read("nodes"))["items"]) == 2
 
 
+async def test_another_vm_size_is_refused_and_the_nodes_stay(tmp_path: Path) -> None:
+    async with cluster_of(EMPTY, tmp_path) as (_, kubectl):
+        await Nodepool(tmp_path)("add", "t4", "--node-vm-size", "Standard_NC4as_T4_v3", "--node-count", "1")
+        patch = json.dumps({"spec": {"vmSize": A100}})
+        await kubectl("patch", "gpunodepool", "t4", "--type=merge", "-p", patch)
+        await kubectl("wait", "--for=condition=Ready=false", "gpunodepool/t4", "--timeout=20s")
+        pool = await kubectl.read("gpunodepool", "t4")
+        (ready, _) = pool["status"]["conditions"]
+        assert (ready["reason"], pool["status"]["nodes"]) == ("Invalid", 1)
+        assert ready["message"].startswith("vmSize: the VM size of a pool cannot be changed")
+        assert "t4-0" in await kubectl("get", "nodes")
+
+
+async def test_another_pool_of_the_same_name_has_nodes_of_its_own(tmp_path: Path) -> None:
+    async with cluster_of(EMPTY, tmp_path) as (cluster, kubectl):
+        nodepool = Nodepool(tmp_path)
+        await nodepool("add", "p", "--node-vm-size", "Standard_NC4as_T4_v3", "--node-count", "1")
+        await nodepool("delete", "p", "--no-wait")
+        await nodepool("add", "p", "--node-vm-size", "Standard_NC8as_T4_v3", "--node-count", "1")
+
+        async def only_the_new_one() -> bool:
+            nodes = (await kubectl.read("nodes", "-l", "agentpool=p"))["items"]
+            types = [node["metadata"]["labels"]["node.kubernetes.io/instance-type"] for node in nodes]
+            return types == ["Standard_NC8as_T4_v3"]
+
+        await eventually(cluster, only_the_new_one)
+
+
 async def test_a_pool_that_is_cut_as_pods_need_it(tmp_path: Path) -> None:
     async with cluster_of(EMPTY, tmp_path) as (_, kubectl):
         nodepool = Nodepool(tmp_path)

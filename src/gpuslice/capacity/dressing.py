@@ -23,10 +23,12 @@ PENDING: Final = "pending"
 class Record(Wire, frozen=True, gc=False):
     """The annotation. `made`: the machine was made for the pool. `config`: how the GPUs were told to be cut.
 
-    `cordoned`: by us, so that it is ours to undo.
+    `uid` is the pool's: another of the same name is another pool. `cordoned`: by us, so that it is ours to
+    undo.
     """
 
     pool: str = ""
+    uid: str = ""
     made: bool = False
     labels: tuple[str, ...] = ()
     taints: tuple[str, ...] = ()
@@ -87,6 +89,7 @@ def dress(
     taints = tuple(str(taint) for taint in wish.spec.taints)
     wanted = Record(
         wish.spec.name,
+        wish.uid,
         record.made,
         tuple(sorted(labels)),
         taints,
@@ -120,7 +123,7 @@ def new_node(name: str, wish: PoolWish) -> dict[str, Any]:
     labels = labels_of(wish, made=True)
     config = wish.cut.config if wish.cut is not None else ""
     taints = tuple(str(taint) for taint in wish.spec.taints)
-    record = Record(wish.spec.name, True, tuple(sorted(labels)), taints, config)
+    record = Record(wish.spec.name, wish.uid, True, tuple(sorted(labels)), taints, config)
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -6,6 +6,7 @@ so that a request body written for AKS reads the same here.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ class PoolWish:
     cut: Cut | None
     selector: Mapping[str, str] | None
     idle_seconds: int = IDLE_SECONDS
+    uid: str = ""
 
 
 def definition() -> dict[str, Any]:
@@ -135,7 +137,7 @@ def pool_object(name: str, fields: PoolFields) -> dict[str, Any]:
 
 def read_pool(pool: GPUNodePool) -> PoolWish:
     """What the resource means. Raises InputError naming the field; nothing is done for such a pool."""
-    return read_fields(check_name(pool.name), pool.spec)
+    return dataclasses.replace(read_fields(check_name(pool.name), pool.spec), uid=pool.uid)
 
 
 def read_fields(name: str, fields: PoolFields) -> PoolWish:

@@ -106,11 +106,16 @@ class NodePoolController:
                 await self._guarded(pool, self._refuse(pool, str(error)))
         waiting = self._world.waiting() if self._machines is not None else []
         for name, wish in wishes.items():
-            pool = self._pools[name]
-            await self._guarded(pool, self._follow(pool, wish, waiting))
-        for node in list(self._world.nodes.values()):
+            there = self._pools.get(name)
+            if there is not None:  # it may have gone meanwhile
+                await self._guarded(there, self._follow(there, wish, waiting))
+        for name in sorted(self._world.dressed):
+            node = self._world.nodes.get(name)
+            if node is None:
+                continue  # gone meanwhile
             record = read_record(node)
-            gone = record.pool and record.pool not in self._pools
+            of = self._pools.get(record.pool)
+            gone = of is None or of.uid != record.uid
             if gone or (record.pool in wishes and not self._belongs(node, wishes[record.pool])):
                 await self._guarded(None, self._leave(node))
         if self._machines is not None:
@@ -131,7 +136,7 @@ class NodePoolController:
 
     async def _refuse(self, pool: GPUNodePool, why: str) -> None:
         self._say(pool, "Warning", "Invalid", why)
-        await self._tell(pool, [], {READY: Said(False, "Invalid", why)})
+        await self._tell(pool, None, {READY: Said(False, "Invalid", why)})
 
     async def _follow(self, pool: GPUNodePool, wish: PoolWish, waiting: list[Pod]) -> None:
         world, machines = self._world, self._machines
@@ -151,10 +156,12 @@ class NodePoolController:
         recut = plan_recut(staying)
         cordoned = {*size.retire, *recut.close}
         for node in nodes:
+            if (there := world.nodes.get(node.name)) is None:
+                continue  # gone meanwhile
             tell = (node.wanted, node.wanted_strategy) if node.name in recut.tell else None
-            patch = dress(world.nodes[node.name], wish, cordon=node.name in cordoned, tell=tell)
+            patch = dress(there, wish, cordon=node.name in cordoned, tell=tell)
             if patch is not None:
-                world.nodes[node.name] = await self._client.patch(Node, node.name, patch)
+                world.set("node", await self._client.patch(Node, node.name, patch))
             if tell is not None:
                 self._say(pool, "Normal", "Cutting", f"node {node.name}: {tell[0]}, {tell[1]}")
         said = {
@@ -196,18 +203,19 @@ class NodePoolController:
     async def _make(
         self, pool: GPUNodePool, wish: PoolWish, nodes: Sequence[PoolNode], size: Size, machines: Machines
     ) -> None:
-        there = {*self._world.nodes, *machines.running()}
-        for name in next_names(pool.name, size.add, there):
+        taken = {*self._world.nodes, *machines.running()}
+        for name in next_names(pool.name, size.add, taken):
             body = new_node(name, wish)
             created = await self._client.create(Node.resource, body)
             self._world.set("node", msgspec.json.decode(created, type=Node))
             await machines.start(name, wish)
             self._say(pool, "Normal", "NodeMade", f"made node {name} ({wish.spec.node_vm_size})")
         for node in nodes:
-            if node.name not in machines.running():
+            if node.name in self._world.nodes and node.name not in machines.running():
                 await machines.start(node.name, wish)
         for name in size.evict:
-            if self._world.nodes[name].spec.unschedulable:
+            there = self._world.nodes.get(name)
+            if there is not None and there.spec.unschedulable:
                 await self._evict(name)
         for name in size.remove:
             if await self._remove(name):
@@ -238,17 +246,17 @@ class NodePoolController:
         await self._machines.stop(name)
         with suppress(NotFound):
             await self._client.delete(Node.resource, name)
-        self._world.nodes.pop(name, None)
+        self._world.drop(name)
         return True
 
     async def _leave(self, node: Node) -> None:
         """A node whose pool is gone, or that has left it: take off what the pool put on; a made one goes."""
         if not read_record(node).made or self._machines is None:
-            self._world.nodes[node.name] = await self._client.patch(Node, node.name, undress(node))
+            self._world.set("node", await self._client.patch(Node, node.name, undress(node)))
             return
         if not node.spec.unschedulable:
             body = {"spec": {"unschedulable": True}}
-            self._world.nodes[node.name] = await self._client.patch(Node, node.name, body)
+            self._world.set("node", await self._client.patch(Node, node.name, body))
             self._changed.set()
         elif self._world.pods_on(node.name):
             await self._evict(node.name)
@@ -256,7 +264,7 @@ class NodePoolController:
             await self._remove(node.name)
 
     # --- what is told -----------------------------------------------------------------------------
-    async def _tell(self, pool: GPUNodePool, nodes: Sequence[PoolNode], said: dict[str, Said]) -> None:
+    async def _tell(self, pool: GPUNodePool, nodes: Sequence[PoolNode] | None, said: dict[str, Said]) -> None:
         status = status_of(pool, nodes, said, now=rfc3339(self._clock.now_ns()))
         if status is None:
             return
@@ -273,7 +281,7 @@ class NodePoolController:
     # --- what is heard ----------------------------------------------------------------------------
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
         self._world.set(kind, obj)
-        if self._pools or kind == "node":
+        if self._pools or self._world.dressed:
             self._changed.set()
 
     def _set_pool(self, pool: GPUNodePool) -> None:

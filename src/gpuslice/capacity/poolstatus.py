@@ -58,24 +58,28 @@ def scaling(wish: PoolWish, *, makes: bool) -> Said:
 
 
 def status_of(
-    pool: GPUNodePool, nodes: Sequence[PoolNode], said: dict[str, Said], *, now: str
+    pool: GPUNodePool, nodes: Sequence[PoolNode] | None, said: dict[str, Said], *, now: str
 ) -> PoolStatus | None:
-    """The status to write; None if the pool has it already. A condition's time is that of its last flip."""
-    conditions = []
+    """The status to write; None if the pool has it already. A condition's time is that of its last flip.
+
+    `nodes` None: the counts stay as they are.
+    """
+    conditions: list[Condition] = []
     for kind in (READY, SCALING):
-        content = said.get(kind)
+        content, old = said.get(kind), pool.condition(kind)
         if content is None:
+            conditions += [old] if old is not None else []
             continue
         new = Condition(kind, "True" if content.true else "False", content.reason, content.message, now)
-        old = pool.condition(kind)
         if old is not None and old.status == new.status:
             new = replace(new, last_transition_time=old.last_transition_time)
         conditions.append(new)
-    status = PoolStatus(
-        pool.metadata.generation,
-        len(nodes),
-        sum(node.ready for node in nodes),
-        sum(bool(node.wanted) and node.told and node.state == SUCCESS for node in nodes),
-        tuple(conditions),
-    )
+    status = replace(pool.status, observed_generation=pool.metadata.generation, conditions=tuple(conditions))
+    if nodes is not None:
+        status = replace(
+            status,
+            nodes=len(nodes),
+            ready_nodes=sum(node.ready for node in nodes),
+            cut_nodes=sum(bool(n.wanted) and n.told and n.state == SUCCESS for n in nodes),
+        )
     return None if status == pool.status else status

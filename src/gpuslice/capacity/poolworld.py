@@ -31,6 +31,8 @@ class PoolWorld:
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
         self.nodes: dict[str, Node] = {}
+        self.dressed: set[str] = set()
+        """The nodes on which a pool has written."""
         self._cluster = cluster
         self._clock = clock
         self._pods: dict[str, Pod] = {}
@@ -44,15 +46,14 @@ class PoolWorld:
         match kind, obj:
             case "node", Node():
                 self.nodes[obj.name] = obj
+                (self.dressed.add if names.POOL_RECORD in obj.annotations else self.dressed.discard)(obj.name)
                 self._empty_since.setdefault(obj.name, self._clock.monotonic())
                 if obj.spec.unschedulable:
                     self._cordoned_since.setdefault(obj.name, self._clock.monotonic())
                 else:
                     self._cordoned_since.pop(obj.name, None)
             case "node-gone", Node():
-                self.nodes.pop(obj.name, None)
-                self._empty_since.pop(obj.name, None)
-                self._cordoned_since.pop(obj.name, None)
+                self.drop(obj.name)
             case "pod", Pod():
                 self._drop(obj.uid)
                 if has_ended(obj):
@@ -66,6 +67,13 @@ class PoolWorld:
             case "pod-gone", Pod():
                 self._drop(obj.uid)
                 self._bound_at.pop(obj.uid, None)
+
+    def drop(self, node: str) -> None:
+        """A node is gone."""
+        self.nodes.pop(node, None)
+        self.dressed.discard(node)
+        self._empty_since.pop(node, None)
+        self._cordoned_since.pop(node, None)
 
     def _drop(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
@@ -163,7 +171,7 @@ def members(nodes: Iterable[Node], wish: PoolWish, *, makes: bool) -> list[str]:
     found = []
     for node in nodes:
         record = read_record(node)
-        if record.pool not in ("", name):
+        if record.pool and (record.pool, record.uid) != (name, wish.uid):
             continue
         if wish.selector is not None:
             suits = all(node.labels.get(key) == value for key, value in wish.selector.items())

@@ -118,7 +118,7 @@ class PoolDesk:
         await self._client.delete(POOLS, name, uid=pool.uid)
         said = ""
         while wait:
-            nodes = [n.name for n in (await self._client.list(Node)).items if read_record(n).pool == name]
+            nodes = [n.name for n in (await self._client.list(Node)).items if read_record(n).uid == pool.uid]
             if not nodes:
                 return
             if (saying := f"its pods move and its nodes go: {', '.join(nodes)}") != said:
