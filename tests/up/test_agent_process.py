@@ -15,6 +15,7 @@ import pytest
 from up_world import cluster_of, deployment, file
 
 from gpuslice import names
+from gpuslice.node.inotify import FolderWatch
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -110,6 +111,22 @@ async def test_an_agent_of_its_own_offers_its_gpus_and_survives_a_kill(tmp_path:
             assert await agent.wait() == 0
 
 
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+async def written(path: Path, text: str) -> None:
+    """Wait until a file has this text in it."""
+    news = asyncio.Event()
+    watch = FolderWatch(path.parent, (path.name,), news.set)
+    try:
+        while text not in await asyncio.to_thread(_text, path):
+            await news.wait()
+            news.clear()
+    finally:
+        watch.close()
+
+
 async def test_an_agent_of_its_own_follows_the_device_plugins_configuration(tmp_path: Path) -> None:
     """Replicas by the node's label, an edited file, and the labels for Node Feature Discovery."""
     (tmp_path / "devices.yaml").write_text(DEVICES % "true")
@@ -120,6 +137,7 @@ async def test_an_agent_of_its_own_follows_the_device_plugins_configuration(tmp_
         "flags: {gfd: {outputFile: %s}}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: %d}]}}\n"
     )
     features = tmp_path / "features.d" / "gfd"
+    features.parent.mkdir()
     (configs / "shared").write_text(slicing % (features, 4))
     async with cluster_of(file("{name: one}"), tmp_path) as (cluster, kubectl):
 
@@ -144,7 +162,7 @@ async def test_an_agent_of_its_own_follows_the_device_plugins_configuration(tmp_
                     return node is not None and node.labels.get("nvidia.com/gpu.replicas") == "3"
 
                 await cluster.changed(labelled)
-            assert "nvidia.com/gpu.product=Tesla-T4-SHARED\n" in features.read_text()
+                await written(features, "nvidia.com/gpu.product=Tesla-T4-SHARED\n")
             agent.send_signal(signal.SIGTERM)
             await agent.wait()
             assert not features.exists()
