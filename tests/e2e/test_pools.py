@@ -86,3 +86,22 @@ def test_a_nodes_label_says_how_often_its_gpus_are_shared(bare: RealCluster) -> 
         bare.wait_for_pods(1, labelSelector="app=mig")
         clear(bare)
     bare.kubectl("label", "node", "node-1", f"{CONFIG}-")
+
+
+def named(name: str, *gpus: str) -> Object:
+    """A pod for one of these GPUs, as the documentation of 2017 has it: names with blanks, as nvidia-smi has them."""
+    wanted = {"key": names.HISTORICAL_GPU_NAME, "operator": "In", "values": list(gpus)}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return pod(name, names.WHOLE_GPU, affinity=affinity)
+
+
+@pytest.mark.timeout(600, func_only=True)
+def test_kube_scheduler_chooses_nodes_by_the_names_of_their_gpus(bare: RealCluster) -> None:
+    with installed(bare, devices=document({"model": "Tesla K80", "count": 2}), nodes=["node-1"]) as gpus:
+        bare.apply([named("old", "Tesla K80", "Tesla P100"), named("new", "Tesla V100")])
+        bare.wait_for_pods(1, labelSelector="app=mig")
+        assert bare.get("pods", "old")["spec"]["nodeName"] == "node-1"
+        bare.wait(lambda: gpus.events("new", "FailedScheduling"), 60, "an event that says why new waits")
+        assert "didn't match Pod's node affinity" in gpus.events("new", "FailedScheduling")[0]
+        clear(bare)

@@ -22,7 +22,7 @@ from gpuslice.capacity.nodepool import READY, SCALING, GPUNodePool, PoolWish, re
 from gpuslice.capacity.poolplan import PoolNode, Size, next_names, plan_count, plan_range, plan_recut
 from gpuslice.capacity.poolstatus import Said, readiness, scaling, status_of
 from gpuslice.capacity.poolworld import PoolWorld, members
-from gpuslice.clock import Clock, rfc3339
+from gpuslice.clock import Clock, happened, rfc3339
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.joining import Joining
 from gpuslice.cluster.state import Cluster
@@ -83,18 +83,9 @@ class NodePoolController:
             while True:
                 if self._leadership.leads:
                     await self._turn()
-                await self._wait()
-
-    async def _wait(self) -> None:
-        timer = asyncio.create_task(self._clock.sleep(LOOK_SECONDS))
-        change = asyncio.create_task(self._changed.wait())
-        try:
-            await asyncio.wait((timer, change), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            timer.cancel()
-            change.cancel()
-        await self._clock.sleep(PAUSE_SECONDS)
-        self._changed.clear()
+                await happened(self._changed, self._clock, LOOK_SECONDS)
+                await self._clock.sleep(PAUSE_SECONDS)
+                self._changed.clear()
 
     # --- one look ---------------------------------------------------------------------------------
     async def _turn(self) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import structlog
 
 from gpuslice import names
-from gpuslice.clock import Clock
+from gpuslice.clock import Clock, happened
 from gpuslice.config.nodeconfig import LABEL, Fallback, choose, fingerprint
 from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import Flags, effective
@@ -151,13 +151,7 @@ class ConfigFollower:
             if self._node is not None or not self._files.by_label:
                 self._look()
                 await self._tell()
-            timer = asyncio.create_task(self._clock.sleep(LOOK_SECONDS))
-            wake = asyncio.create_task(self._wake.wait())
-            try:
-                await asyncio.wait((timer, wake), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                timer.cancel()
-                wake.cancel()
+            await happened(self._wake, self._clock, LOOK_SECONDS)
             self._wake.clear()
 
     def _look(self) -> None:

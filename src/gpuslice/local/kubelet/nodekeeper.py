@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from gpuslice.clock import Clock
+from gpuslice.clock import Clock, happened
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
@@ -62,7 +62,7 @@ class NodeKeeper:
     async def run_status(self) -> None:
         """Report for ever: at once after a change, else rarely."""
         while True:
-            await self._change_or_period()
+            await happened(self._changed, self._clock, STATUS_PERIOD)
             self._changed.clear()
             await self._insist(self._report)
 
@@ -120,15 +120,6 @@ class NodeKeeper:
                 "spec": spec,
             }
             await self._client.create(LEASES, body, LEASE_NAMESPACE)
-
-    async def _change_or_period(self) -> None:
-        period = asyncio.ensure_future(self._clock.sleep(STATUS_PERIOD))
-        change = asyncio.ensure_future(self._changed.wait())
-        try:
-            await asyncio.wait((period, change), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            period.cancel()
-            change.cancel()
 
     async def _insist(self, action: Callable[[], Awaitable[None]]) -> None:
         """Repeat until it works, or until the API server says that it never will."""
