@@ -140,18 +140,16 @@ class MigManager:
             return Turn(FAILED, str(error))
         # Who wrote layouts for pods writes others when something is in use; a label waits until it is not.
         waiting = work.possible if wish.on_demand else [*work.possible, *work.blocked]
-        if not waiting and not work.blocked:
+        plans = [*work.possible, *work.blocked]
+        if not plans:
             self._close(())
             return Turn(SUCCESS)
-        going = {plan.gpu.uuid: _going(plan) for plan in (*waiting, *work.blocked)}
-        closing = frozenset().union(*(going[plan.gpu.uuid] for plan in waiting))
-        while not self._close(closing):
-            await self._clock.sleep(CLOSED_SECONDS)
-        self._awaits_kubelet = not self._kubelet_knows(closing)
-        if self._awaits_kubelet:
+        if not await self._closed(frozenset().union(*map(_going, waiting))):
             return Turn(PENDING, "kubelet has still to say that what will go is given to nobody")
         users = self._users()
-        in_use = {uuid: sorted({users[one] for one in gone & users.keys()}) for uuid, gone in going.items()}
+        in_use = {
+            plan.gpu.uuid: sorted({users[uuid] for uuid in _going(plan) & users.keys()}) for plan in plans
+        }
         free = [plan.gpu for plan in waiting if not in_use[plan.gpu.uuid]]
         if free:
             await self._tell(wish, Turn(PENDING, "GPUs are being cut"))
@@ -163,15 +161,18 @@ class MigManager:
                 self._close(())
                 return Turn(FAILED, str(error))
             _log.info("a GPU was cut", gpu=gpu.index, wish=wish)
-        if wish.on_demand:
+        who = sorted((plan.gpu.index, ", ".join(in_use[plan.gpu.uuid])) for plan in plans)
+        said = "; ".join(f"GPU {index}: {pods}" for index, pods in who if pods)
+        if wish.on_demand or not said:
             self._close(())
-        indexes = {plan.gpu.uuid: plan.gpu.index for plan in (*waiting, *work.blocked)}
-        who = sorted((indexes[uuid], ", ".join(names)) for uuid, names in in_use.items() if names)
-        if who:
-            said = "; ".join(f"GPU {index}: {names}" for index, names in who)
-            return Turn(PENDING, f"these have to end first: {said}")
-        self._close(())
-        return Turn(SUCCESS)
+        return Turn(PENDING, f"these have to end first: {said}") if said else Turn(SUCCESS)
+
+    async def _closed(self, uuids: Collection[str]) -> bool:
+        """Give these to nobody any more; True once kubelet has heard and said so."""
+        while not self._close(uuids):
+            await self._clock.sleep(CLOSED_SECONDS)
+        self._awaits_kubelet = not self._kubelet_knows(uuids)
+        return not self._awaits_kubelet
 
     def _kubelet_knows(self, closing: Collection[str]) -> bool:
         """True once the node promises to schedulers no more than what is still given out.

@@ -10,9 +10,10 @@ nodes say and were told.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from itertools import chain
+from typing import Final, Literal
 
 import structlog
 
@@ -84,7 +85,7 @@ class MigDemandController:
         self._nodes: dict[str, Node] = {}
         self._waiting: dict[str, PodFacts] = {}
         self._idle_since: dict[str, float] = {}
-        self._refrain: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
         self._said: dict[str, str] = {}
         self._cuts: dict[str, tuple[str, tuple[CutGpu, ...]]] = {}
         self._changed = asyncio.Event()
@@ -115,37 +116,39 @@ class MigDemandController:
     # --- one round --------------------------------------------------------------------------------
     async def _round(self) -> None:
         now = self._clock.monotonic()
-        gpus: dict[str, DemandGpu] = {}
         idle: dict[str, float] = {}
-        for name, node in self._nodes.items():
-            gpus |= {gpu.uuid: gpu for gpu in self._gpus(name, node, now, idle)}
+        alone = {name for name, node in self._nodes.items() if self._refrains(node, now)}
+        gpus = {name: self._gpus(node, now, idle, alone=name in alone) for name, node in self._nodes.items()}
         self._idle_since = idle
         # Pure, and with a thousand nodes long enough to hold up the scheduler.
         asked = self._mig_demands(), self._uncut_demands()
-        plan = await asyncio.to_thread(plan_demand, tuple(gpus.values()), *asked)
-        for name, node in self._nodes.items():
-            if now >= self._refrain.get(name, now):
-                await self._tell(node, {u: g for u, g in gpus.items() if g.node == name}, plan.targets)
+        plan = await asyncio.to_thread(plan_demand, tuple(chain.from_iterable(gpus.values())), *asked)
+        for name, found in gpus.items():
+            there = self._nodes.get(name)  # it may have gone meanwhile
+            if there is not None and found and name not in alone:
+                await self._tell(there, found, plan.targets)
         self._explain(plan)
 
-    def _gpus(self, name: str, node: Node, now: float, idle: dict[str, float]) -> list[DemandGpu]:
+    def _refrains(self, node: Node, now: float) -> bool:
+        """True if the node could not do what it was told, and is to be left alone for a time."""
+        if node.labels.get(names.MIG_CONFIG_STATE) != FAILED:
+            self._failed.pop(node.name, None)
+            return False
+        if now - self._failed.setdefault(node.name, now) < RETRY_SECONDS:
+            return True
+        self._failed[node.name] = now
+        return False
+
+    def _gpus(self, node: Node, now: float, idle: dict[str, float], *, alone: bool) -> list[DemandGpu]:
         """A node's, as they are or will be. `idle`: since when devices are idle, filled here."""
-        failed = node.labels.get(names.MIG_CONFIG_STATE) == FAILED
-        if not failed:
-            self._refrain.pop(name, None)
-        elif now >= self._refrain.get(name, 0.0):
-            # The first time: leave it alone for a time. Later: let it try, then leave it alone again.
-            first = name not in self._refrain
-            self._refrain[name] = now + RETRY_SECONDS
-            failed = first
         try:
             policy = MigPolicy.of(node.labels)
             cuts = self._read(node)
-            wanted = {} if failed else decode_wanted(node.annotations)
+            wanted = {} if alone else decode_wanted(node.annotations)
         except InputError as error:
-            _log.warning("a node is left as it is", node=name, error=str(error))
+            _log.warning("a node is left as it is", node=node.name, error=str(error))
             return []
-        rooms = {room.uuid: room for room in self._cluster.fleet.rooms(name)}
+        rooms = {room.uuid: room for room in self._cluster.fleet.rooms(node.name)}
         used = {device_of(uuid) for uuid, room in rooms.items() if not room.free}
         sick = {device_of(uuid) for uuid, room in rooms.items() if not room.healthy}
         found = []
@@ -153,11 +156,11 @@ class MigDemandController:
             long = frozenset(self._idle_long(cut, used, now, idle))
             layout, enabled = _aim(cut, cut.marked(used), wanted)
             whole = rooms.get(cut.uuid)
-            may_change = cut.healthy and not failed and (cut.enabled or _is_free(whole))
+            may_change = cut.healthy and not alone and (cut.enabled or _is_free(whole))
             layout = _without(layout, cut, sick)
             found.append(
                 DemandGpu(
-                    name,
+                    node.name,
                     cut.uuid,
                     layout,
                     enabled,
@@ -216,7 +219,7 @@ class MigDemandController:
         return frozenset(table.names[suits].tolist()) & self._nodes.keys()
 
     async def _tell(
-        self, node: Node, gpus: Mapping[str, DemandGpu], targets: Mapping[str, MigLayout | None]
+        self, node: Node, gpus: Sequence[DemandGpu], targets: Mapping[str, MigLayout | None]
     ) -> None:
         """Say to a node how its GPUs are to be, if that is not what was said."""
         try:
@@ -224,12 +227,12 @@ class MigDemandController:
         except InputError:
             said = {}
         wanted: dict[str, Target] = {}
-        for uuid, gpu in gpus.items():
-            if uuid in targets:
-                layout = targets[uuid]
-                wanted[uuid] = None if layout is None else placements(layout)
-            elif uuid in said:
-                wanted[uuid] = placements(gpu.layout) if gpu.enabled else None
+        for gpu in gpus:
+            if gpu.uuid in targets:
+                layout = targets[gpu.uuid]
+                wanted[gpu.uuid] = None if layout is None else placements(layout)
+            elif gpu.uuid in said:
+                wanted[gpu.uuid] = placements(gpu.layout) if gpu.enabled else None
         if not wanted and not said:
             return
         text = encode_wanted(wanted)
@@ -247,18 +250,18 @@ class MigDemandController:
         counts: dict[str, list[MigProfile]] = {}
         for profile, uuid in placement.devices:
             counts.setdefault(uuid, []).append(profile)
-        index = {gpu.uuid: gpu.index for gpu in self._cuts[placement.node][1]}
+        index = {gpu.uuid: gpu.index for gpu in self._cuts.get(placement.node, ("", ()))[1]}
         where = " and ".join(
-            f"{say_counts([(p, ps.count(p)) for p in dict.fromkeys(ps)])} from GPU {index[uuid]}"
-            for uuid, ps in sorted(counts.items(), key=lambda item: index[item[0]])
+            f"{say_counts([(p, ps.count(p)) for p in dict.fromkeys(ps)])} from GPU {index.get(uuid, uuid)}"
+            for uuid, ps in sorted(counts.items(), key=lambda item: index.get(item[0], 0))
         )
         return f"node {placement.node} is told to cut {where}"
 
-    def _say(self, uid: str, kind: str, reason: str, message: str) -> None:
+    def _say(self, uid: str, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         facts = self._waiting.get(uid)
         if facts is not None and self._said.get(uid) != message:
             self._said[uid] = message
-            self._recorder.record(facts.pod, "Normal" if kind == "Normal" else "Warning", reason, message)
+            self._recorder.record(facts.pod, kind, reason, message)
 
     # --- what changes -----------------------------------------------------------------------------
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
@@ -287,7 +290,7 @@ class MigDemandController:
     def _drop(self, name: str) -> None:
         self._nodes.pop(name, None)
         self._cuts.pop(name, None)
-        self._refrain.pop(name, None)
+        self._failed.pop(name, None)
 
     def _set_pod(self, pod: Pod) -> None:
         if pod.spec.node_name:
