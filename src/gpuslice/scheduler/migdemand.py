@@ -52,6 +52,8 @@ IDLE_SECONDS: Final = 60.0
 """How long an instance may be idle before it is undone."""
 PAUSE_SECONDS: Final = 0.2
 """Changes within this time are looked at together."""
+REST: Final = 3
+"""How many times as long as a round took it rests at least: the scheduler decides in the same loop."""
 LOOK_SECONDS: Final = 5.0
 """How often to look without news."""
 RETRY_SECONDS: Final = 60.0
@@ -94,18 +96,21 @@ class MigDemandController:
     async def run(self) -> None:
         """Until cancelled."""
         await self._joining.catch_up()
+        took = 0.0
         while True:
             if self._nodes:
                 await happened(self._changed, self._clock, self._patience())
             else:
                 await self._changed.wait()
-            await self._clock.sleep(PAUSE_SECONDS)
+            await self._clock.sleep(max(PAUSE_SECONDS, REST * took))
             self._changed.clear()
+            began = self._clock.monotonic()
             if self._nodes and self._leadership.leads:
                 try:
                     await self._round()
                 except GpuSliceError as error:
                     _log.warning("cannot say to nodes how their GPUs are to be", error=str(error))
+            took = self._clock.monotonic() - began
 
     def _patience(self) -> float:
         """Seconds until something will have been idle for long."""
