@@ -123,9 +123,12 @@ class MigDemandController:
         now = self._clock.monotonic()
         idle: dict[str, float] = {}
         alone = {name for name, node in self._nodes.items() if self._refrains(node, now)}
-        gpus = {name: self._gpus(node, now, idle, alone=name in alone) for name, node in self._nodes.items()}
+        gpus: dict[str, list[DemandGpu]] = {}
+        # With a thousand nodes all this is long enough to hold up the scheduler, in whose loop it runs.
+        for name, node in list(self._nodes.items()):
+            gpus[name] = self._gpus(node, now, idle, alone=name in alone)
+            await asyncio.sleep(0)
         self._idle_since = idle
-        # Pure, and with a thousand nodes long enough to hold up the scheduler.
         asked = self._mig_demands(), self._uncut_demands()
         plan = await asyncio.to_thread(plan_demand, tuple(chain.from_iterable(gpus.values())), *asked)
         for name, found in gpus.items():
