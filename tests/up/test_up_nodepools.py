@@ -11,14 +11,43 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from up_world import Kubectl, cluster_of, deployment, eventually, file
+from up_world import LONG, Kubectl, cluster_of, deployment, eventually, file
 
+from gpuslice.capacity.nodepool import READY, GPUNodePool
 from gpuslice.cli.main import main
+from gpuslice.clock import SystemClock
+from gpuslice.kube.reflector import Reflector
+from gpuslice.local.up import LocalCluster
 
 pytestmark = pytest.mark.timeout(120)
 
 EMPTY = file("{name: cpu}")
 A100 = "Standard_ND96asr_v4"
+
+
+async def told(cluster: LocalCluster, pool: str, words: str) -> None:
+    """Wait until the pool's condition Ready says these words."""
+    said = asyncio.Event()
+
+    def heard(seen: GPUNodePool) -> None:
+        condition = seen.condition(READY)
+        if seen.name == pool and condition is not None and words in condition.message:
+            said.set()
+
+    pools = Reflector(
+        cluster.client,
+        GPUNodePool,
+        on_set=heard,
+        on_drop=lambda _: None,
+        clock=SystemClock(),
+        random=lambda: 0.5,
+    )
+    following = asyncio.create_task(pools.run())
+    try:
+        async with asyncio.timeout(LONG):
+            await said.wait()
+    finally:
+        following.cancel()
 
 
 def article_pod(name: str, resource: str, seconds: int) -> str:
@@ -135,6 +164,7 @@ async def test_a_profile_that_changes_ends_no_pod(tmp_path: Path) -> None:
 
         await eventually(cluster, cut)
         assert (await kubectl.read("pod", "stays"))["status"]["phase"] == "Running"
+        await told(cluster, "pool", "default/stays")
         shown = await nodepool("show", "pool")
         assert "Cutting" in shown
         assert f"1 of 2 nodes are cut; node {there}: these have to end first: GPU " in shown
