@@ -46,6 +46,14 @@ def test_a_gpu_that_is_cut_already_is_rather_cut_than_one_that_is_whole() -> Non
     assert said(plan) == {"GPU-2": ["3g.20gb", "2g.10gb"]} or said(plan) == {"GPU-2": ["2g.10gb", "3g.20gb"]}
 
 
+def test_of_equal_gpus_the_first_is_cut() -> None:
+    gpus = [
+        DemandGpu("a", uuid, layout(A100), index=index)
+        for index, uuid in enumerate(["GPU-z", "GPU-m", "GPU-a"])
+    ]
+    assert set(plan_demand(gpus, [pod("one", "1g.5gb")]).targets) == {"GPU-z"}
+
+
 def test_whole_gpus_are_cut_when_those_that_are_cut_are_full() -> None:
     plan = plan_demand(
         [gpu(0, off=True), gpu(1, "7g.40gb@0")], [pod("one", "7g.40gb"), pod("two", "7g.40gb")]

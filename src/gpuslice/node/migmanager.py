@@ -122,7 +122,7 @@ class MigManager:
                     self._close(())
                     await self._tell(wish)
             except GpuSliceError as error:
-                _log.warning("cannot follow what the node says of MIG now", wish=wish, error=str(error))
+                _log.warning("cannot follow what the node says of MIG now", by=str(wish), error=str(error))
                 pause = AGAIN_SECONDS
             await happened(self._wake, self._clock, pause)
             self._wake.clear()
@@ -160,7 +160,7 @@ class MigManager:
             except GpuSliceError as error:
                 self._close(())
                 return Turn(FAILED, str(error))
-            _log.info("a GPU was cut", gpu=gpu.index, wish=wish)
+            _log.info("a GPU was cut", gpu=gpu.index, by=str(wish))
         who = sorted((plan.gpu.index, ", ".join(in_use[plan.gpu.uuid])) for plan in plans)
         said = "; ".join(f"GPU {index}: {pods}" for index, pods in who if pods)
         if wish.on_demand or not said:

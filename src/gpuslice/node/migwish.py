@@ -47,6 +47,9 @@ class MigWish:
             return cls(policy, labels.get(names.MIG_CONFIG, ""))
         return cls(policy, wanted=node.annotations.get(names.MIG_WANTED, ""))
 
+    def __str__(self) -> str:
+        return f"{names.MIG_POLICY}={self.policy}" if self.on_demand else f"{names.MIG_CONFIG}={self.config}"
+
     def __bool__(self) -> bool:
         return self.on_demand or bool(self.config)
 

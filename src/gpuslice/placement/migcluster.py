@@ -34,6 +34,7 @@ class MigGpu:
 
     If it may not be cut, only what is idle there counts. If it may be, but nothing may be destroyed,
     instances are only added. `off`: MIG has to be switched on first, so that other GPUs are rather opened.
+    Of GPUs that are equally good that with the lowest index is taken.
     """
 
     node: str
@@ -42,6 +43,7 @@ class MigGpu:
     may_cut: bool = True
     may_destroy: bool = True
     off: bool = False
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,9 @@ def plan_cluster(gpus: Iterable[MigGpu], demands: Iterable[MigDemand]) -> Cluste
 
     GPUs that nothing may be taken from (whole, shared, unhealthy) are left out by the caller.
     """
-    ordered = sorted(gpus, key=lambda gpu: (gpu.node, gpu.uuid))
+    ordered = sorted(gpus, key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
     states = _States()
-    start = [(gpu.node, states.of(gpu), gpu.uuid) for gpu in ordered]
+    start = [(gpu.node, states.of(gpu), (gpu.index, gpu.uuid)) for gpu in ordered]
     best = _Round(states, start, sorted(demands, key=_by_size))
     left = max(_FEWEST_ROUNDS, _PLACEMENTS // max(1, len(best.turn)))
     tried = {best.names}
@@ -256,12 +258,12 @@ class _Round:
     """One go through all pods, in a given order."""
 
     def __init__(
-        self, states: _States, gpus: Sequence[tuple[str, _State, str]], turn: Sequence[MigDemand]
+        self, states: _States, gpus: Sequence[tuple[str, _State, tuple[int, str]]], turn: Sequence[MigDemand]
     ) -> None:
         self._states = states
-        self._nodes: dict[str, list[tuple[_State, str]]] = {}
-        for node, state, uuid in gpus:
-            self._nodes.setdefault(node, []).append((state, uuid))
+        self._nodes: dict[str, list[tuple[_State, tuple[int, str]]]] = {}
+        for node, state, which in gpus:
+            self._nodes.setdefault(node, []).append((state, which))
         self._alike: dict[tuple[int, ...], set[str]] = {}
         for node in self._nodes:
             self._enter(node)
@@ -296,11 +298,11 @@ class _Round:
         gpus = self._nodes[node]
         given = []
         for device, position in zip(devices, positions, strict=True):
-            state, uuid = gpus[position]
+            state, which = gpus[position]
             after = self._states.after(state, device)
             assert after is not None
-            gpus[position] = after, uuid
-            given.append((device, uuid))
+            gpus[position] = after, which
+            given.append((device, which[1]))
         self._enter(node)
         self.placed.append(MigPlacement(demand.pod, node, tuple(given)))
         return True
@@ -322,7 +324,7 @@ class _Round:
         plans = {
             uuid: state.plan
             for node in sorted(self._nodes)
-            for state, uuid in self._nodes[node]
+            for state, (_, uuid) in self._nodes[node]
             if state.plan.steps
         }
         refused = {demand.pod: _why_not(demand, gpus) for demand in sorted(self.refused, key=lambda d: d.pod)}

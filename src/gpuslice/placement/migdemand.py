@@ -31,6 +31,7 @@ class DemandGpu:
     may_change: bool = True
     drains: bool = False
     idle_long: frozenset[int] = frozenset()
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def plan_demand(
     gpus: Iterable[DemandGpu], pods: Iterable[MigDemand], uncut: Iterable[UncutDemand] = ()
 ) -> DemandPlan:
     """What is to become of the GPUs. Equal questions get equal answers in any order."""
-    gpus = sorted(gpus, key=lambda gpu: (gpu.node, gpu.uuid))
+    gpus = sorted(gpus, key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
     cutting = plan_cluster(map(_as_asked, gpus), pods)
     targets: dict[str, MigLayout | None] = {uuid: plan.after for uuid, plan in cutting.plans.items()}
     serving = {uuid for placement in cutting.placed for _, uuid in placement.devices}
@@ -85,6 +86,7 @@ def _as_asked(gpu: DemandGpu) -> MigGpu:
         may_cut=gpu.may_change,
         may_destroy=gpu.drains,
         off=not gpu.enabled,
+        index=gpu.index,
     )
 
 

@@ -175,6 +175,7 @@ class MigDemandController:
                     may_change,
                     policy is MigPolicy.ON_DEMAND_DRAIN,
                     long if layout == cut.marked(used) else frozenset(),
+                    cut.index,
                 )
             )
         return found
