@@ -196,8 +196,11 @@ def test_the_webhook_is_asked_what_it_answers_and_stops_nothing_else() -> None:
     (spaces,) = hook["namespaceSelector"]["matchExpressions"]
     assert spaces["values"] == ["kube-system", "gpuslice-system"]
     asks, sets = (condition["expression"] for condition in hook["matchConditions"])
-    assert all(resource in asks for resource in ("aliyun.com/", names.WHOLE_GPU))
+    kinds = ("aliyun.com/", names.WHOLE_GPU, names.MIG_PREFIX, names.HISTORICAL_GPU)
+    assert all(f"'{resource}'" in asks for resource in kinds)
     assert all(f"'{variable}'" in sets for variable in PROTECTED)
+    old = (names.HISTORICAL_GPU, names.HISTORICAL_GPU_NAME, names.HISTORICAL_AFFINITY)
+    assert all(f"'{word}'" in sets for word in old)
 
 
 def test_without_conditions_an_outage_of_ours_stops_no_pod() -> None:

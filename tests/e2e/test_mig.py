@@ -65,9 +65,9 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
         devices_held = Counter(uuid for uuids in held.values() for uuid in uuids)
         assert set(devices_held.values()) == {1}, "no device is held twice"
         for name, uuids in held.items():
-            assert environment(bare, name)[names.VISIBLE_DEVICES].split(",") == uuids
+            assert sorted(environment(bare, name)[names.VISIBLE_DEVICES].split(",")) == sorted(uuids)
             listed = bare.kubectl("exec", name, "--", "nvidia-smi", "-L")
-            assert re.findall(r"\(UUID: (MIG-[^)]+)\)", listed) == uuids, listed
+            assert sorted(re.findall(r"\(UUID: (MIG-[^)]+)\)", listed)) == sorted(uuids), listed
         bare.wait(lambda: gpus.events("mine", "FailedScheduling"), 60, "an event that says why mine waits")
         # A pod ends, and the one that waited has its device.
         bare.kubectl("delete", "pod", "small-0")
@@ -103,7 +103,7 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
         assert labels["nvidia.com/gpu.product"] == "NVIDIA-A30-MIG-1g.6gb"
         assert "nvidia.com/mig-1g.5gb.count" not in labels
         for name, uuids in held.items():
-            assert environment(bare, name)[names.VISIBLE_DEVICES].split(",") == uuids
+            assert sorted(environment(bare, name)[names.VISIBLE_DEVICES].split(",")) == sorted(uuids)
         clear(bare)
     left = bare.get("nodes", "node-1", None)["metadata"]["labels"]
     assert not [key for key in left if "nvidia" in key]
@@ -120,13 +120,15 @@ def test_pods_that_wait_have_gpus_cut_and_give_them_back(bare: RealCluster) -> N
         bare.wait(
             lambda: offered(bare, "node-1") == {names.WHOLE_GPU: 2}, 60, "node-1 to offer two whole GPUs"
         )
-        bare.apply([pod("small", SMALL), pod("large", LARGE), pod("mine", SMALL, schedulerName="gpuslice")])
+        greedy = pod("small", SMALL)
+        greedy["spec"]["containers"][0]["env"] = [{"name": names.VISIBLE_DEVICES, "value": "all"}]
+        bare.apply([greedy, pod("large", LARGE), pod("mine", SMALL, schedulerName="gpuslice")])
         bare.wait_for_pods(3, labelSelector="app=mig")
         assert any("told to cut" in said for said in gpus.events("large", "CuttingGPU"))
         held = recorded(bare, 3)
         assert len({uuid for uuids in held.values() for uuid in uuids}) == 3
         for name, uuids in held.items():
-            assert environment(bare, name)[names.VISIBLE_DEVICES].split(",") == uuids
+            assert sorted(environment(bare, name)[names.VISIBLE_DEVICES].split(",")) == sorted(uuids)
         expected = {names.WHOLE_GPU: 1, SMALL: 2, LARGE: 1}
         bare.wait(lambda: offered(bare, "node-1") == expected, 60, f"node-1 to offer {expected}")
         # Idle instances go; then a pod that needs both GPUs whole gets them.
