@@ -88,6 +88,7 @@ class MigDemandController:
         self._waiting: dict[str, PodFacts] = {}
         self._idle_since: dict[str, float] = {}
         self._failed: dict[str, float] = {}
+        self._problems: dict[str, str] = {}
         self._said: dict[str, str] = {}
         self._cuts: dict[str, tuple[str, tuple[CutGpu, ...]]] = {}
         self._changed = asyncio.Event()
@@ -154,8 +155,11 @@ class MigDemandController:
             cuts = self._read(node)
             wanted = {} if alone else decode_wanted(node.annotations)
         except InputError as error:
-            _log.warning("a node is left as it is", node=node.name, error=str(error))
+            if self._problems.get(node.name) != str(error):
+                self._problems[node.name] = str(error)
+                _log.warning("a node is left as it is", node=node.name, error=str(error))
             return []
+        self._problems.pop(node.name, None)
         rooms = {room.uuid: room for room in self._cluster.fleet.rooms(node.name)}
         used = {device_of(uuid) for uuid, room in rooms.items() if not room.free}
         sick = {device_of(uuid) for uuid, room in rooms.items() if not room.healthy}
@@ -300,6 +304,7 @@ class MigDemandController:
         self._nodes.pop(name, None)
         self._cuts.pop(name, None)
         self._failed.pop(name, None)
+        self._problems.pop(name, None)
 
     def _set_pod(self, pod: Pod) -> None:
         if pod.spec.node_name:
