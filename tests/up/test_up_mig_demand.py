@@ -12,6 +12,8 @@ import pytest
 from up_world import device_pod, eventually
 
 from gpuslice import names
+from gpuslice.cli.explain import tell
+from gpuslice.cli.explaining import explain
 from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.devices.miglayout import GpuInstance
@@ -142,6 +144,10 @@ async def test_only_with_drain_do_idle_instances_give_way_at_once() -> None:
         # What is in use does not give way.
         await create(cluster, device_pod("all", ALL))
         await until_said(cluster, "all", "no node has room for 1 x 7g.40gb besides the instances in use")
+        found, pods = (await cluster.client.list(Node)).items, (await cluster.client.list(Pod)).items
+        waits = next(one for one in pods if one.name == "all")
+        text = tell(explain(waits, cluster.cluster, found, pods))
+        assert "its GPUs are cut on demand, but no node has room for 1 x 7g.40gb" in text
     async with up(nodes("a", gpus=seven)) as cluster:
         await create(cluster, device_pod("large", LARGE))
         await until_said(cluster, "large", "no node has room for 1 x 3g.20gb")

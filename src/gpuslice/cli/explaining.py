@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuslice import names
+from gpuslice.cluster.migrecords import decode_cuts
 from gpuslice.cluster.records import PodRecord
 from gpuslice.cluster.state import Cluster, has_ended
 from gpuslice.devices.inventory import Gpu
 from gpuslice.devices.sharing import device_of
+from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
+from gpuslice.placement.migcluster import MigDemand
+from gpuslice.placement.migdemand import plan_demand
 from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
@@ -18,6 +22,7 @@ from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest
 from gpuslice.scheduler.facts import PodFacts, read_pod
+from gpuslice.scheduler.migview import demand_gpus, profiles_of
 from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.units import GIB, MemoryUnit
 
@@ -201,13 +206,34 @@ def _verdicts(
             table.set_pod(pod)
     answers = table.answers(facts.demand.rules)
     verdicts = []
-    for name in sorted(node.name for node in nodes):
-        row = table.row(name)
+    for node in sorted(nodes, key=lambda node: node.name):
+        row = table.row(node.name)
         assert row is not None
         against = [table.reasons[answers.refusals[row]]] if answers.refusals[row] else []
         against += table.shortages(facts.demand.footprint, row)
-        verdicts.append(_node_verdict(facts.demand.request, name, against, cluster))
+        verdict = _node_verdict(facts.demand.request, node.name, against, cluster)
+        if verdict.code is Code.NO_MIG_DEVICE and not against:
+            more = _if_cut(facts.demand.request, node, cluster)
+            verdict = replace(verdict, sentence=verdict.sentence + more)
+        verdicts.append(verdict)
     return verdicts
+
+
+def _if_cut(request: PodRequest, node: Node, cluster: Cluster) -> str:
+    """What becomes of the pod where GPUs are cut on demand, as the planner sees it; "" elsewhere."""
+    try:
+        cuts = decode_cuts(node.annotations)
+        gpus = demand_gpus(node, cuts, cluster.fleet.rooms(node.name)) if cuts else []
+    except InputError as error:
+        return f"; {error}"
+    if not gpus:
+        return ""
+    plan = plan_demand(gpus, [MigDemand("", profiles_of(request))])
+    if plan.refused:
+        return f"; its GPUs are cut on demand, but {plan.refused[''].message}"
+    indexes = {gpu.uuid: gpu.index for gpu in gpus}
+    where = sorted({indexes[uuid] for placed in plan.placed for _, uuid in placed.devices})
+    return f"; its GPUs are cut on demand: GPU {', '.join(map(str, where))} can be"
 
 
 def _node_verdict(request: PodRequest, name: str, against: Sequence[str], cluster: Cluster) -> NodeVerdict:

@@ -10,8 +10,7 @@ nodes say and were told.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Final, Literal
 
@@ -29,12 +28,10 @@ from gpuslice.cluster.migrecords import (
     decode_wanted,
     encode_wanted,
     placements,
-    target_layout,
 )
 from gpuslice.cluster.state import Cluster
 from gpuslice.devices.miglayout import MigLayout, say_counts
 from gpuslice.devices.migprofile import MigProfile
-from gpuslice.devices.sharing import device_of
 from gpuslice.errors import GpuSliceError, InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
@@ -42,10 +39,8 @@ from gpuslice.kube.leading import Alone, Leadership
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.migcluster import MigDemand, MigPlacement
 from gpuslice.placement.migdemand import DemandGpu, DemandPlan, UncutDemand, plan_demand
-from gpuslice.placement.migrestore import plan_restore
-from gpuslice.placement.room import GpuRoom
-from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.facts import PodFacts, read_pod
+from gpuslice.scheduler.migview import demand_gpus, profiles_of
 from gpuslice.scheduler.nodes import NodeTable
 
 IDLE_SECONDS: Final = 60.0
@@ -150,38 +145,19 @@ class MigDemandController:
 
     def _gpus(self, node: Node, now: float, idle: dict[str, float], *, alone: bool) -> list[DemandGpu]:
         """A node's, as they are or will be. `idle`: since when devices are idle, filled here."""
+
+        def idle_long(cut: CutGpu, used: Collection[str]) -> Collection[int]:
+            return self._idle_long(cut, used, now, idle)
+
+        rooms = self._cluster.fleet.rooms(node.name)
         try:
-            policy = MigPolicy.of(node.labels)
-            cuts = self._read(node)
-            wanted = {} if alone else decode_wanted(node.annotations)
+            found = demand_gpus(node, self._read(node), rooms, idle_long=idle_long, alone=alone)
         except InputError as error:
             if self._problems.get(node.name) != str(error):
                 self._problems[node.name] = str(error)
                 _log.warning("a node is left as it is", node=node.name, error=str(error))
             return []
         self._problems.pop(node.name, None)
-        rooms = {room.uuid: room for room in self._cluster.fleet.rooms(node.name)}
-        used = {device_of(uuid) for uuid, room in rooms.items() if not room.free}
-        sick = {device_of(uuid) for uuid, room in rooms.items() if not room.healthy}
-        found = []
-        for cut in cuts:
-            long = frozenset(self._idle_long(cut, used, now, idle))
-            layout, enabled = _aim(cut, cut.marked(used), wanted)
-            whole = rooms.get(cut.uuid)
-            may_change = cut.healthy and not alone and (cut.enabled or _is_free(whole))
-            layout = _without(layout, cut, sick)
-            found.append(
-                DemandGpu(
-                    node.name,
-                    cut.uuid,
-                    layout,
-                    enabled,
-                    may_change,
-                    policy is MigPolicy.ON_DEMAND_DRAIN,
-                    long if layout == cut.marked(used) else frozenset(),
-                    cut.index,
-                )
-            )
         return found
 
     def _read(self, node: Node) -> tuple[CutGpu, ...]:
@@ -192,7 +168,7 @@ class MigDemandController:
             known = self._cuts[node.name] = text, decode_cuts(node.annotations)
         return known[1]
 
-    def _idle_long(self, cut: CutGpu, used: set[str], now: float, idle: dict[str, float]) -> list[int]:
+    def _idle_long(self, cut: CutGpu, used: Collection[str], now: float, idle: dict[str, float]) -> list[int]:
         """Starts of the instances all of whose devices have been idle for long."""
         found = []
         for gi in cut.layout.instances:
@@ -205,11 +181,7 @@ class MigDemandController:
     def _mig_demands(self) -> list[MigDemand]:
         demands = []
         for uid, facts in self._waiting.items():
-            wanted = {
-                profile: count
-                for resource, count in facts.demand.request.devices.items()
-                if (profile := MigProfile.of_resource(resource)) is not None
-            }
+            wanted = profiles_of(facts.demand.request)
             nodes = self._suitable(facts) if wanted else frozenset()
             if nodes:
                 demands.append(MigDemand(uid, wanted, nodes))
@@ -327,34 +299,3 @@ def _is_unschedulable(pod: Pod) -> bool:
         c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"
         for c in pod.status.conditions or ()
     )
-
-
-def _is_free(room: GpuRoom | None) -> bool:
-    return room is not None and room.untouched
-
-
-def _aim(cut: CutGpu, now: MigLayout, wanted: Mapping[str, Target]) -> tuple[MigLayout, bool]:
-    """The layout that a GPU will have and whether MIG will be on: as it was told, if that can still be."""
-    if cut.uuid not in wanted:
-        return now, cut.enabled
-    target = wanted[cut.uuid]
-    try:
-        plan = plan_restore(now, target_layout(now.geometry, target))
-    except InputError:
-        return now, cut.enabled
-    return (now, cut.enabled) if isinstance(plan, Verdict) else (plan.after, target is not None)
-
-
-def _without(layout: MigLayout, cut: CutGpu, sick: set[str]) -> MigLayout:
-    """The layout with devices that are given to nobody marked as in use: they serve no pod, and stay."""
-    instances = []
-    for gi in layout.instances:
-        there = cut.layout.at(gi.start)
-        if there is not None and there.profile == gi.profile:
-            parts = (
-                replace(ci, in_use=ci.in_use or cut.devices.get((gi.start, ci.id), "") in sick)
-                for ci in gi.compute
-            )
-            gi = replace(gi, compute=tuple(parts))
-        instances.append(gi)
-    return replace(layout, instances=tuple(instances))

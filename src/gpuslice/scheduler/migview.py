@@ -1,0 +1,97 @@
+"""A node whose GPUs are cut as pods need it: what is, or will be, on each of them, as the planner asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from gpuslice.cluster.migrecords import CutGpu, MigPolicy, Target, decode_wanted, target_layout
+from gpuslice.devices.miglayout import MigLayout
+from gpuslice.devices.migprofile import MigProfile
+from gpuslice.devices.sharing import device_of
+from gpuslice.errors import InputError
+from gpuslice.kube.wire import Node
+from gpuslice.placement.migdemand import DemandGpu
+from gpuslice.placement.migrestore import plan_restore
+from gpuslice.placement.room import GpuRoom
+from gpuslice.placement.verdict import Verdict
+from gpuslice.requests.pod import PodRequest
+
+IdleLong = Callable[[CutGpu, Collection[str]], Collection[int]]
+"""Starts of the instances that have been idle for long, from the GPU and the devices in use."""
+
+
+def profiles_of(request: PodRequest) -> dict[MigProfile, int]:
+    """How many MIG devices of each profile a pod asks for."""
+    return {
+        profile: count
+        for resource, count in request.devices.items()
+        if (profile := MigProfile.of_resource(resource)) is not None
+    }
+
+
+def demand_gpus(
+    node: Node,
+    cuts: Iterable[CutGpu],
+    rooms: Iterable[GpuRoom],
+    *,
+    idle_long: IdleLong = lambda _cut, _used: (),
+    alone: bool = False,
+) -> list[DemandGpu]:
+    """The node's GPUs, of which its agent published `cuts`, with what pods leave of them (`rooms`).
+
+    A GPU counts as it was told to become, if it can still become so; `alone`: as it is, and it stays so.
+    Raises InputError for a policy or a wish that cannot be read.
+    """
+    policy = MigPolicy.of(node.labels)
+    wanted = {} if alone else decode_wanted(node.annotations)
+    by_uuid = {room.uuid: room for room in rooms}
+    used = {device_of(uuid) for uuid, room in by_uuid.items() if not room.free}
+    sick = {device_of(uuid) for uuid, room in by_uuid.items() if not room.healthy}
+    found = []
+    for cut in cuts:
+        now = cut.marked(used)
+        long = frozenset(idle_long(cut, used))
+        aim, enabled = _aim(cut, now, wanted)
+        whole = by_uuid.get(cut.uuid)
+        layout = _without(aim, cut, sick)
+        found.append(
+            DemandGpu(
+                node.name,
+                cut.uuid,
+                layout,
+                enabled,
+                cut.healthy and not alone and (cut.enabled or (whole is not None and whole.untouched)),
+                policy is MigPolicy.ON_DEMAND_DRAIN,
+                long if layout == now else frozenset(),
+                cut.index,
+            )
+        )
+    return found
+
+
+def _aim(cut: CutGpu, now: MigLayout, wanted: Mapping[str, Target]) -> tuple[MigLayout, bool]:
+    """The layout that a GPU will have and whether MIG will be on: as it was told, if that can still be."""
+    if cut.uuid not in wanted:
+        return now, cut.enabled
+    target = wanted[cut.uuid]
+    try:
+        plan = plan_restore(now, target_layout(now.geometry, target))
+    except InputError:
+        return now, cut.enabled
+    return (now, cut.enabled) if isinstance(plan, Verdict) else (plan.after, target is not None)
+
+
+def _without(layout: MigLayout, cut: CutGpu, sick: Collection[str]) -> MigLayout:
+    """The layout with devices that are given to nobody marked as in use: they serve no pod, and stay."""
+    instances = []
+    for gi in layout.instances:
+        there = cut.layout.at(gi.start)
+        if there is not None and there.profile == gi.profile:
+            parts = (
+                replace(ci, in_use=ci.in_use or cut.devices.get((gi.start, ci.id), "") in sick)
+                for ci in gi.compute
+            )
+            gi = replace(gi, compute=tuple(parts))
+        instances.append(gi)
+    return replace(layout, instances=tuple(instances))
