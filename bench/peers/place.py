@@ -47,7 +47,7 @@ class Place:
         folder.mkdir(parents=True)
         self.folder = folder
         self.hardware = Hardware(folder, machine(description))
-        self.library = built
+        self.nvml = built
         self.kubelet = folder / "kubelet"
         self.cdi = folder / "cdi"
         self.kept = folder / "kept"
@@ -109,8 +109,8 @@ class Place:
         env |= {"FAKE_NVML": str(self.hardware.path), "FAKE_NVML_KEPT": str(self.kept)}
         env["PATH"] = f"{self.root / 'usr/bin'}:{env['PATH']}"
         env["PYTHONPATH"] = str(PYTHON_PATH)
-        if self.library is not None:
-            env["LD_LIBRARY_PATH"] = str(self.library.parent)
+        if self.nvml is not None:
+            env["LD_LIBRARY_PATH"] = str(self.nvml.parent)
         return {**env, **more}
 
     def words(self, command: Sequence[str]) -> list[str]:

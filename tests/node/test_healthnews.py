@@ -40,7 +40,7 @@ async def events(here: World, count: int) -> list[tuple[str, str, str, int]]:
         while len(told) < count:
             listing = await here.client.list(Event)
             told = [e for e in listing.items if e.reason.startswith("GPU")]
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
     return sorted(
         (f"{e.involved_object.kind}/{e.involved_object.name}", e.reason, e.message, e.count) for e in told
     )

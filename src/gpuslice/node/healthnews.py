@@ -15,16 +15,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import structlog
-
-from gpuslice.clock import Clock, happened, rfc3339
+from gpuslice.clock import Clock, rfc3339
 from gpuslice.devices.found import Found
-from gpuslice.errors import ApiError, NotFound, Unavailable
-from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import Node, NodeCondition, ObjectMeta, Pod
 from gpuslice.node.ailments import Ailment, ailments, read, recovered, say
+from gpuslice.node.keeping import keep_written
 from gpuslice.node.nodepod import NodePod
 
 CONDITION: Final = "GPUUnhealthy"
@@ -35,9 +32,6 @@ RECOVERED: Final = "GPUHealthy"
 HEARTBEAT_SECONDS: Final = 300.0
 """How often the condition is written though nothing has changed, as kubelet's and the problem detector's:
 an old heartbeat says that nobody looks any more."""
-BACKOFF: Final = Backoff(base=0.2, cap=15.0)
-
-_log = structlog.get_logger(__name__)
 
 Holders = Callable[[], Mapping[str, Sequence[NodePod]]]
 """The pods that certainly hold a GPU, a MIG device or a part of it, by its UUID."""
@@ -87,21 +81,14 @@ class HealthNews:
 
     async def run(self) -> None:
         """Say what is to be said, for ever."""
-        failures = 0
-        while True:
-            await happened(self._wake, self._clock, HEARTBEAT_SECONDS)
-            self._wake.clear()
-            try:
-                await self._publish()
-                failures = 0
-            except NotFound:
-                continue  # deleted in this moment; the watch brings it back
-            except (Unavailable, ApiError) as error:
-                failures += 1
-                if failures == 1:
-                    _log.warning("cannot write the node's condition yet", node=self._name, error=str(error))
-                await self._clock.sleep(BACKOFF.delay(failures, self._random))
-                self._wake.set()
+        await keep_written(
+            f"the condition of node {self._name}",
+            self._publish,
+            self._wake,
+            every=HEARTBEAT_SECONDS,
+            clock=self._clock,
+            random=self._random,
+        )
 
     async def _publish(self) -> None:
         node = self._node

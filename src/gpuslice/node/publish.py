@@ -18,16 +18,15 @@ from gpuslice.cluster.annotations import encode_allocation, encode_gpus, gpushar
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.labels import stale
 from gpuslice.errors import ApiError, Conflict, NotFound, Unavailable
-from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.node.holdings import Held
+from gpuslice.node.keeping import BACKOFF, keep_written
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import Role
 
-BACKOFF: Final = Backoff(base=0.2, cap=15.0)
 GFD_TIMESTAMP: Final = "nvidia.com/gfd.timestamp"
 """A label of NVIDIA's own feature discovery that ours does not write."""
 
@@ -193,21 +192,13 @@ class NodePublisher:
 
     async def run(self) -> None:
         """Publish whatever is missing, for ever."""
-        failures = 0
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self._publish()
-                failures = 0
-            except NotFound:
-                continue  # deleted in this moment; the watch brings it back
-            except (Unavailable, ApiError) as error:
-                failures += 1
-                if failures == 1:
-                    _log.warning("cannot publish the node's GPUs yet", node=self._name, error=str(error))
-                await self._clock.sleep(BACKOFF.delay(failures, self._random))
-                self._wake.set()
+        await keep_written(
+            f"the GPUs of node {self._name}",
+            self._publish,
+            self._wake,
+            clock=self._clock,
+            random=self._random,
+        )
 
     async def _publish(self) -> None:
         node = self._node
