@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +59,9 @@ class SimulatedBackend:
             replace(g, healthy=o.healthy, reason=o.reason) for g, o in zip(gpus, self._gpus, strict=True)
         )
         return Found("", "", tuple(whole))
+
+    async def differs(self, uuids: Collection[str]) -> str:
+        return ""
 
     async def changed(self) -> None:
         await self._changed.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class Lister:
 class Bench:
     def __init__(self, folder: Path) -> None:
         self.api, self.lister = Api(), Lister()
+        self.problem = ""
         self.ledger = Ledger(NodeGpus(GPUS))
         self.folder = folder
         self.desk = Desk(
@@ -88,10 +90,14 @@ class Bench:
             self.lister,  # type: ignore[arg-type]
             SliceFolders(folder),
             isolation_disabled=lambda: True,
+            differs=self.differs,
             clock=SystemClock(),
             random=lambda: 0.5,
         )
         self.all = [i for gpu in GPUS for i in self.ledger.ids.of(names.GPU_MEM, gpu)]
+
+    async def differs(self, _uuids: Collection[str]) -> str:
+        return self.problem
 
     async def admit(self, size: int) -> tuple[str, ...]:
         request = PreferredRequest(tuple(self.all), (), size)
@@ -165,6 +171,18 @@ async def test_ids_in_use_are_refused_even_if_kubelet_offers_them(bench: Bench) 
     assert not set(await bench.admit(9)) & set(ids)
     with pytest.raises(RpcError, match="of which pod default/a holds some"):
         await bench.desk.allocate(names.GPU_MEM, ids)
+
+
+async def test_a_gpu_that_is_not_what_it_was_is_given_to_nobody(bench: Bench) -> None:
+    """The driver is asked at each Allocate; what was taken for the container is free again."""
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    ids = await bench.admit(5)
+    bench.problem = "GPU 0 has just been cut in another way"
+    with pytest.raises(RpcError, match="has just been cut in another way"):
+        await bench.desk.allocate(names.GPU_MEM, ids)
+    assert not bench.ledger.held()
+    bench.problem = ""
+    assert await bench.desk.allocate(names.GPU_MEM, ids)
 
 
 async def test_released_slices_lose_their_folder(bench: Bench) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from gpuslice.clock import SystemClock
@@ -124,13 +123,10 @@ async def test_after_a_reboot_the_agent_is_there_to_cut_the_gpus_again() -> None
     await backend.start()
     assert backend.gpus() == ()
     assert backend.labels()["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-INVALID"
-    following = asyncio.create_task(backend.run())
-    for gpu in driver.look().gpus:
-        made = driver.create_gpu_instance(gpu.uuid, 9, None)
-        driver.create_compute_instance(gpu.uuid, made.id, 3)
-    async with asyncio.timeout(5):
-        while len(backend.gpus()) < 2:
-            await backend.changed()
+    async with backend.cutting():
+        for gpu in driver.look().gpus:
+            made = driver.create_gpu_instance(gpu.uuid, 9, None)
+            driver.create_compute_instance(gpu.uuid, made.id, 3)
+    assert len(backend.gpus()) == 2
     assert {gpu.resource for gpu in backend.gpus()} == {"nvidia.com/gpu"}
     assert backend.labels()["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb"
-    following.cancel()

@@ -32,9 +32,10 @@ SMALL, MEDIUM = (f"{names.MIG_PREFIX}{profile}" for profile in ("1g.5gb", "2g.10
 class World:
     """A node whose kubelet is played by the test."""
 
-    def __init__(self, client: Client, driver: SimulatedDriver) -> None:
+    def __init__(self, client: Client, driver: SimulatedDriver, backend: DiscoveredGpus) -> None:
         self.client = client
         self.driver = driver
+        self.backend = backend
         self.node = Node()
         self.users: dict[str, str] = {}
         self.changed = asyncio.Event()
@@ -67,7 +68,7 @@ async def managed(config: str) -> AsyncIterator[World]:
     driver = SimulatedDriver(DevicesFile.parse(MACHINE).machine("n"))
     backend = DiscoveredGpus(PaperLine(driver), XidPolicy(), clock, MigStrategy.MIXED)
     await backend.start()
-    world = World(client, driver)
+    world = World(client, driver, backend)
     labels = {names.MIG_CONFIG: config}
     node = {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": {SMALL: "7"}}}
     await client.create(Node.resource, node)
@@ -105,6 +106,8 @@ async def test_nothing_goes_before_kubelet_has_said_that_it_gives_it_out_no_more
         await world.kubelet_says(**{SMALL: 0})
         await world.told(SUCCESS)
         assert sorted(world.devices.values()) == ["2g.10gb"] * 3
+        # At once: the driver reports no event, and the next look is far.
+        assert {gpu.uuid for gpu in world.backend.gpus()} == world.devices.keys()
 
 
 async def test_a_pod_that_arrives_while_kubelet_is_waited_for_is_let_in() -> None:

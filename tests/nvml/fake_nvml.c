@@ -480,6 +480,13 @@ int nvmlDeviceGetUUID(Gpu *gpu, char *uuid, unsigned length) {
   return leave(text(uuid, length, gpu->uuid));
 }
 
+int nvmlDeviceGetIndex(Gpu *gpu, unsigned *index) {
+  BEGIN_GPU(gpu);
+  for (*index = 0; *index < listed_count; ++*index)
+    if (listed[*index] == gpu) return leave(OK);
+  return leave(NOT_FOUND);
+}
+
 int nvmlDeviceGetName(Gpu *gpu, char *name, unsigned length) {
   BEGIN_GPU(gpu);
   return leave(text(name, length, gpu->name));

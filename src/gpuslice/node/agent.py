@@ -141,6 +141,7 @@ class Agent:
             kubelet,
             self._slices,
             isolation_disabled=lambda: node.isolation_disabled,
+            differs=self._backend.differs,
             handing=self._handing,
             simulated=self._simulated,
             clock=self._clock,

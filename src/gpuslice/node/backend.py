@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from gpuslice.devices.found import Found
@@ -19,6 +20,9 @@ class DeviceBackend(Protocol):
 
     def found(self) -> Found:
         """The machine, with what is known of its GPUs' neighbourhood."""
+
+    async def differs(self, uuids: Collection[str]) -> str:
+        """A sentence if one of these devices is not as `gpus()` says, or does not answer; "" if all are."""
 
     async def changed(self) -> None:
         """Wait until `gpus()` may answer otherwise than when `changed` last returned."""

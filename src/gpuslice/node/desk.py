@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -41,6 +41,8 @@ FRESH_SECONDS: Final = 1.0
 PUBLISH_SECONDS: Final = 2.0
 """How long a container's start waits for its pod's annotations to be corrected."""
 LIST_SECONDS: Final = 5.0
+DRIVER_SECONDS: Final = 5.0
+"""How long the driver may take to say that a device is still as it was announced."""
 
 _log = structlog.get_logger(__name__)
 
@@ -48,6 +50,7 @@ _log = structlog.get_logger(__name__)
 class Desk:
     """The node's pods and ledger, and what the kubelet asks about them.
 
+    `differs` asks the driver whether devices are still as they were announced (`DeviceBackend.differs`).
     `simulated` tells the machine on paper, None on real GPUs: their driver brings an nvidia-smi of its own.
     """
 
@@ -60,6 +63,7 @@ class Desk:
         folders: SliceFolders,
         *,
         isolation_disabled: Callable[[], bool],
+        differs: Callable[[Collection[str]], Awaitable[str]],
         handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
         clock: Clock,
@@ -86,6 +90,7 @@ class Desk:
         self._kubelet = kubelet
         self._folders = folders
         self._isolation_disabled = isolation_disabled
+        self._differs = differs
         self._handing = handing
         self._simulated = simulated
         self._clock = clock
@@ -169,6 +174,10 @@ class Desk:
             outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
+        # Asked once the ids are taken: from here on nobody of ours cuts the GPU.
+        if problem := await self._is_not_as_announced(outcome):
+            self.ledger.withdraw(outcome)
+            raise RpcError(RpcCode.FAILED_PRECONDITION, problem)
         try:
             # Shares by index, as annotations have them; devices as asked for, as NVIDIA's plugin does.
             asked = tuple(outcome.gpus) if resource == names.GPU_MEM else ids
@@ -207,6 +216,14 @@ class Desk:
             self._folders.write(ids, self._content(identity))
         except OSError as error:
             raise RpcError(RpcCode.INTERNAL, f"cannot write the container's slice.json: {error}") from error
+
+    async def _is_not_as_announced(self, held: Held) -> str:
+        """Why these devices are not what was announced, as the driver has it now; "" if they are."""
+        try:
+            async with asyncio.timeout(DRIVER_SECONDS):
+                return await self._differs(frozenset(map(device_of, held.gpus)))
+        except TimeoutError:
+            return f"the driver has not said within {DRIVER_SECONDS:.0f} s that the GPU is as it was"
 
     # --- level-triggered --------------------------------------------------------------------------
     async def reconcile(self, timeout: float = LIST_SECONDS, *, fresh: bool = False) -> None:

@@ -11,7 +11,7 @@ two steps ends where the wish says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ import structlog
 from gpuslice import names
 from gpuslice.clock import Clock, happened
 from gpuslice.cluster.migrecords import encode_cuts
+from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.client import Client
@@ -153,19 +154,31 @@ class MigManager:
         free = [plan.gpu for plan in waiting if not in_use[plan.gpu.uuid]]
         if free:
             await self._tell(wish, Turn(PENDING, "GPUs are being cut"))
-        executor = MigExecutor(tools.driver, held=users.keys(), reset=tools.reset)
-        for gpu in free:
-            try:
-                await asyncio.to_thread(executor.carry_out, {gpu.uuid: goals[gpu.uuid]})
-            except GpuSliceError as error:
-                self._close(())
-                return Turn(FAILED, str(error))
-            _log.info("a GPU was cut", gpu=gpu.index, by=str(wish))
+        try:
+            await self._cut(wish, free, goals, users.keys())
+        except GpuSliceError as error:
+            self._close(())
+            return Turn(FAILED, str(error))
         who = sorted((plan.gpu.index, ", ".join(in_use[plan.gpu.uuid])) for plan in plans)
         said = "; ".join(f"GPU {index}: {pods}" for index, pods in who if pods)
         if wish.on_demand or not said:
             self._close(())
         return Turn(PENDING, f"these have to end first: {said}") if said else Turn(SUCCESS)
+
+    async def _cut(
+        self, wish: MigWish, gpus: Sequence[FoundGpu], goals: Mapping[str, MigGoal], held: Collection[str]
+    ) -> None:
+        """Cut these one after the other; afterwards the GPUs are announced as they are then.
+
+        Raises MigRefused, DriverError.
+        """
+        if not gpus:
+            return
+        executor = MigExecutor(self._tools.driver, held=held, reset=self._tools.reset)
+        async with self._tools.backend.cutting():
+            for gpu in gpus:
+                await asyncio.to_thread(executor.carry_out, {gpu.uuid: goals[gpu.uuid]})
+                _log.info("a GPU was cut", gpu=gpu.index, by=str(wish))
 
     async def _closed(self, uuids: Collection[str]) -> bool:
         """Give these to nobody any more; True once kubelet has heard and said so."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -15,6 +15,7 @@ from gpuslice.devices.announced import announce
 from gpuslice.devices.found import Found, FoundGpu
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.labels import Machine, node_labels
+from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.offered import offered
 from gpuslice.devices.sharing import UNSHARED, AllocationPolicy, MigStrategy, Sharing
 from gpuslice.devices.xids import XidPolicy
@@ -47,6 +48,9 @@ class Line(Protocol):
     async def look(self) -> Found:
         """See `Driver.look`."""
 
+    async def look_at(self, gpu: str) -> FoundGpu:
+        """See `Driver.look_at`."""
+
     async def wait(self) -> Xid | Changed | None:
         """The next event; None if there was none for a while, of at most LOOK_SECONDS."""
 
@@ -66,6 +70,9 @@ class Threads:
 
     async def look(self) -> Found:
         return await asyncio.to_thread(self._driver.look)
+
+    async def look_at(self, gpu: str) -> FoundGpu:
+        return await asyncio.to_thread(self._driver.look_at, gpu)
 
     async def wait(self) -> Xid | Changed | None:
         started = self._clock.monotonic()
@@ -110,6 +117,8 @@ class DiscoveredGpus:
         self._broken = False
         self._heard: frozenset[str] = frozenset()
         self._looked = self._opened = 0.0
+        self._looking = asyncio.Lock()
+        """Held from a look until its answer is taken in, and while GPUs are cut: no answer overtakes another."""
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self._offered
@@ -128,6 +137,39 @@ class DiscoveredGpus:
     def strategy(self) -> MigStrategy:
         """How MIG devices are counted."""
         return self._strategy
+
+    @asynccontextmanager
+    async def cutting(self) -> AsyncIterator[None]:
+        """GPUs are cut inside this block. Nothing half made is announced; at its end, what is there then is.
+
+        No event tells of it: NVML has none that every driver sends.
+        """
+        async with self._looking:
+            try:
+                yield
+            finally:
+                await self._look()
+
+    async def differs(self, uuids: Collection[str]) -> str:
+        """A sentence if one of these devices is not as it is announced, or does not answer; "" if all are.
+
+        Asks the driver: somebody else may have cut a GPU since the last look, which is then done anew.
+        """
+        if gone := set(uuids) - {gpu.device for gpu in self._offered}:
+            return f"{' and '.join(sorted(gone))} is not there any more, or is used in another way"
+        for gpu in [gpu for gpu in self._found.gpus if _devices(gpu) & set(uuids)]:
+            try:
+                now = await self._line.look_at(gpu.uuid)
+            except DriverError as error:
+                said = f"GPU {gpu.index} ({gpu.uuid}): {error}"
+            else:
+                if _form(now, uuids) == _form(gpu, uuids):
+                    continue
+                said = f"GPU {gpu.index} ({gpu.uuid}) has just been cut in another way"
+            async with self._looking:
+                await self._look()
+            return said
+        return ""
 
     def close(self, uuids: Collection[str]) -> None:
         """These are to be given to nobody; those of before are open again."""
@@ -218,7 +260,8 @@ class DiscoveredGpus:
             if isinstance(event, Xid):
                 self._after_start.xid(event, now)
             if event is not None or now - self._looked >= LOOK_SECONDS:
-                await self._look()
+                async with self._looking:
+                    await self._look()
             self._tell()
 
     @property
@@ -265,6 +308,7 @@ class DiscoveredGpus:
         if not answering <= self._heard:
             self._refusals = max(self._refusals, 1)  # those that are back are to be listened to
         self._heard = answering
+        self._tell()
 
     def _tell(self) -> None:
         found = self._after_start.found()
@@ -298,3 +342,15 @@ class DiscoveredGpus:
             left = "only what was there before and still is" if self._offered else "nothing"
             _log.warning(f"{left} can be given out", error=refused)
         self._refused = refused
+
+
+def _devices(gpu: FoundGpu) -> set[str]:
+    return {gpu.uuid, *(device.uuid for device in gpu.mig_devices)}
+
+
+def _form(gpu: FoundGpu, uuids: Collection[str]) -> tuple[bool, list[tuple[str, MigProfile]]]:
+    """How those of these devices that are on this GPU are cut. A UUID alone does not say: the driver makes it
+    from the place of the instance, and another profile may lie there.
+    """
+    cut = gpu.mig is not None and gpu.mig.current
+    return cut, sorted(((d.uuid, d.profile) for d in gpu.mig_devices if d.uuid in uuids), key=lambda d: d[0])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gpuslice.devices.found import Found
+from gpuslice.devices.found import Found, FoundGpu
 from gpuslice.devices.mig import MigGeometry
 from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout
 from gpuslice.errors import GpuSliceError
@@ -67,6 +67,9 @@ class Driver(Protocol):
 
     def look(self) -> Found:
         """The machine now. A GPU that does not answer is left out and listed as silent."""
+
+    def look_at(self, gpu: str) -> FoundGpu:
+        """One GPU now, as `look` has it. NOT_FOUND, LOST."""
 
     def wait(self, milliseconds: int) -> Xid | Changed | None:
         """The next event, None if there was none in time. `open` and `listen` wait until it has returned."""

@@ -95,6 +95,10 @@ class NvmlDriver:
                     silent.append((index, str(error)))
             return Found(self._driver_version, self._cuda_version, tuple(gpus), tuple(silent))
 
+    def look_at(self, gpu: str) -> FoundGpu:
+        with self._lock:
+            return self._gpu(call("nvmlDeviceGetIndex", self._find(gpu)))
+
     def wait(self, milliseconds: int) -> Xid | Changed | None:
         with self._ear:
             if self._events is None:

@@ -1,5 +1,6 @@
 """A driver for GPUs on paper that behaves as NVIDIA's does: MIG modes, placements, refusals, XIDs, lost GPUs.
 
+Like NVIDIA's it reports no event when a GPU is cut or reset: whoever does that looks anew.
 What happens to the machine (`raise_xid`, `lose`, `reset`, ...) may come from any thread.
 """
 
@@ -117,7 +118,6 @@ class SimulatedDriver:
             if mig.busy:
                 raise DriverError(Trouble.IN_USE, f"GPU {gpu} is in use by a program")
             _activate(mig)
-            self._tell(Changed())
 
     # --- the driver -------------------------------------------------------------------------------
     def open(self) -> None:
@@ -133,6 +133,15 @@ class SimulatedDriver:
             machine = self._machine
             return Found(machine.driver_version, machine.cuda_version, gpus, silent, complete=True)
 
+    def look_at(self, gpu: str) -> FoundGpu:
+        with self._news:
+            state = self._gpus.get(gpu)
+            if state is None:
+                raise DriverError(Trouble.NOT_FOUND, f"the driver has no GPU {gpu} that answers")
+            if state.lost:
+                raise DriverError(Trouble.LOST, OFF_THE_BUS)
+            return _described(state)
+
     def wait(self, milliseconds: int) -> Xid | Changed | None:
         with self._news:
             self._news.wait_for(lambda: self._events, milliseconds / 1000)
@@ -146,7 +155,6 @@ class SimulatedDriver:
             mig.pending = enabled
             if not mig.needs_reset:
                 _activate(mig)
-            self._tell(Changed())
             return mig.current == enabled
 
     def geometry(self, gpu: str) -> MigGeometry:
@@ -228,7 +236,6 @@ class SimulatedDriver:
 
     def _set(self, mig: _Mig, instances: tuple[GpuInstance, ...]) -> None:
         mig.layout = MigLayout(mig.layout.geometry, instances)
-        self._tell(Changed())
 
     def _tell(self, event: Xid | Changed) -> None:
         self._events.append(event)
@@ -253,6 +260,9 @@ class PaperLine:
 
     async def look(self) -> Found:
         return self._driver.look()
+
+    async def look_at(self, gpu: str) -> FoundGpu:
+        return self._driver.look_at(gpu)
 
     async def wait(self) -> Xid | Changed | None:
         event = self._driver.wait(0)
