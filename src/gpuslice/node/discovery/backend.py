@@ -118,7 +118,7 @@ class DiscoveredGpus:
         self._heard: frozenset[str] = frozenset()
         self._looked = self._opened = 0.0
         self._looking = asyncio.Lock()
-        """Held from a look until its answer is taken in, and while GPUs are cut: no answer overtakes another."""
+        """Held from a look until its answer is taken in, and while GPUs are cut: answers come in order."""
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self._offered
