@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from gpuslice.devices.miglayout import MigLayout, instance, layout
@@ -100,6 +101,26 @@ def test_empty_gpus_come_back_whole_only_for_pods_that_need_them_and_only_as_man
     # What a pod is about to be cut from does not become whole at the same time.
     plan = plan_demand(gpus[1:2], [pod("small", "1g.5gb")], [UncutDemand("one", 1, HERE)])
     assert said(plan) == {"GPU-1": ["1g.5gb"]}
+
+
+def test_with_drain_idle_instances_give_way_to_a_whole_gpu_too() -> None:
+    """The fewest of them, and none that is in use."""
+    used = MigLayout(A100, (instance(A100, "1g.5gb", 0, in_use=True),))
+    gpus = [
+        DemandGpu("a", "GPU-0", used, drains=True),
+        gpu(1, "1g.5gb@0", "2g.10gb@2", drains=True),
+        gpu(2, "3g.20gb@4", drains=True),
+        gpu(3, node="b"),
+    ]
+    one = UncutDemand("one", 1, HERE)
+    assert said(plan_demand(gpus, [], [one])) == {"GPU-2": None}
+    assert said(plan_demand(gpus, [], [UncutDemand("two", 2, HERE)])) == {"GPU-1": None, "GPU-2": None}
+    assert said(plan_demand(gpus, [], [UncutDemand("three", 3, HERE)])) == {}
+    assert said(plan_demand(gpus, [], [UncutDemand("any", 1, frozenset("ab"))])) == {"GPU-3": None}
+    plan = plan_demand(gpus, [pod("small", "3g.20gb")], [one])
+    assert said(plan) == {"GPU-1": None}, "what serves a pod does not give way to another"
+    without = [replace(one, drains=False) for one in gpus]
+    assert said(plan_demand(without, [], [one])) == {}
 
 
 def test_what_may_not_be_changed_is_not() -> None:

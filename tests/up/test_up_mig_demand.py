@@ -148,6 +148,8 @@ async def test_only_with_drain_do_idle_instances_give_way_at_once() -> None:
         waits = next(one for one in pods if one.name == "all")
         text = tell(explain(waits, cluster.cluster, found, pods))
         assert "its GPUs are cut on demand, but no node has room for 1 x 7g.40gb" in text
+    async with up(nodes("a", policy="on-demand-drain", gpus=seven)) as cluster:
+        await run(cluster, device_pod("whole", names.WHOLE_GPU))
     async with up(nodes("a", gpus=seven)) as cluster:
         await create(cluster, device_pod("large", LARGE))
         await until_said(cluster, "large", "no node has room for 1 x 3g.20gb")

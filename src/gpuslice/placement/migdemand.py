@@ -1,13 +1,14 @@
 """How GPUs that are cut on demand are to be: room for the pods that wait, and what nobody needs is undone.
 
 Three things, the first that applies to a GPU: what `migcluster` plans for the pods; MIG off again, if pods
-wait for uncut GPUs and nothing lies on this one; the end of instances that have been idle for long.
+wait for uncut GPUs and nothing lies on this one, or only what gives way; the end of instances that have been
+idle for long.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuslice.devices.miglayout import MigLayout
@@ -64,11 +65,11 @@ def plan_demand(
     cutting = plan_cluster(map(_as_asked, gpus), pods)
     targets: dict[str, MigLayout | None] = {uuid: plan.after for uuid, plan in cutting.plans.items()}
     serving = {uuid for placement in cutting.placed for _, uuid in placement.devices}
-    empty = [gpu for gpu in gpus if _is_empty(gpu) and gpu.uuid not in serving]
+    spare = [gpu for gpu in gpus if _may_be_uncut(gpu) and gpu.uuid not in serving]
     whole = Counter(
         gpu.node for gpu in gpus if not gpu.enabled and gpu.may_change and gpu.uuid not in serving
     )
-    for uuid in _to_switch_off(empty, whole, sorted(uncut, key=lambda demand: demand.pod)):
+    for uuid in _to_switch_off(spare, whole, sorted(uncut, key=lambda demand: demand.pod)):
         targets[uuid] = None
     for gpu in gpus:
         if gpu.uuid not in serving and gpu.uuid not in targets and gpu.may_change:
@@ -90,15 +91,20 @@ def _as_asked(gpu: DemandGpu) -> MigGpu:
     )
 
 
-def _is_empty(gpu: DemandGpu) -> bool:
-    return gpu.enabled and gpu.may_change and not gpu.layout.instances
+def _may_be_uncut(gpu: DemandGpu) -> bool:
+    """True if nothing lies on it, or only instances that are idle and give way at once."""
+    instances = gpu.layout.instances
+    gives_way = gpu.drains and not any(gi.in_use for gi in instances)
+    return gpu.enabled and gpu.may_change and (gives_way or not instances)
 
 
 def _to_switch_off(
-    empty: Sequence[DemandGpu], whole: Counter[str], demands: Iterable[UncutDemand]
+    spare: Iterable[DemandGpu], whole: Counter[str], demands: Iterable[UncutDemand]
 ) -> Iterator[str]:
-    """GPUs to give back uncut, as many as complete what a node has already. `whole`: free ones, by node."""
-    left = list(empty)
+    """GPUs to give back uncut, as many as complete what a node has already, those with the fewest idle
+    instances first. `whole`: free ones, by node.
+    """
+    left = sorted(spare, key=lambda gpu: len(gpu.layout.instances))
     have = whole.copy()
     for demand in demands:
         ways = []
@@ -108,10 +114,11 @@ def _to_switch_off(
             if missing <= 0:
                 break  # what is free there will do
             if missing <= len(there):
-                ways.append((missing, node))
+                going = sum(len(gpu.layout.instances) for gpu in there[:missing])
+                ways.append((going, missing, node))
         else:
             if ways:
-                missing, node = min(ways)
+                _, missing, node = min(ways)
                 chosen = [gpu for gpu in left if gpu.node == node][:missing]
                 left = [gpu for gpu in left if gpu not in chosen]
                 have[node] = 0
