@@ -106,6 +106,17 @@ async def nvidias_plugin_beside_ours(site: Site) -> None:
     )
 
 
+async def feature_discovery_beside_ours(site: Site) -> None:
+    await site.patch("Node", "gpu-1", {"metadata": {"labels": {"nvidia.com/gfd.timestamp": "1795220829"}}})
+    await site.pod(
+        "gpu-feature-discovery-x7",
+        on="gpu-1",
+        container={"name": "gpu-feature-discovery", "image": "nvcr.io/nvidia/gfd:v0.17.0"},
+        owner=owner_of("DaemonSet", "gpu-feature-discovery"),
+        namespace="kube-system",
+    )
+
+
 async def gpushares_extender_beside_ours(site: Site) -> None:
     await site.pod(
         "gpushare-schd-extender-5f6-x",

@@ -43,6 +43,7 @@ CASES = [
     Case(faults.runtime_of_which_nothing_shows, "runtime-unproven", "Node/gpu-1", "no RuntimeClass", "--runtime=containerd", WARNING),
     Case(faults.card_outside_the_pool, "card-not-in-pool", "Node/gpu-2", "nobody offers", "kubectl label node gpu-2 gpushare=true", WARNING),
     Case(faults.nvidias_plugin_beside_ours, "rival-plugin", "DaemonSet/kube-system/nvidia-device-plugin-daemonset", "on node gpu-1", "kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset"),
+    Case(faults.feature_discovery_beside_ours, "feature-discovery", "DaemonSet/kube-system/gpu-feature-discovery", "on node gpu-1; the labels under nvidia.com/ there are its", "kubectl -n kube-system delete daemonset gpu-feature-discovery", WARNING),
     Case(faults.gpushares_extender_beside_ours, "rival-extender", "Deployment/kube-system/gpushare-schd-extender", "still runs", "kubectl -n kube-system delete deployment gpushare-schd-extender"),
     Case(faults.somebody_who_counts_otherwise, "foreign-count", "Node/gpu-1", "offers 8 nvidia.com/gpu, but its agent has published 2 GPUs", "spec.nodeName=gpu-1"),
     Case(faults.no_daemonset, "agent-not-installed", "DaemonSet", "node gpu-1 with the label gpushare=true offers no GPU", "helm upgrade --install"),

@@ -27,8 +27,11 @@ OPTIONAL = (
     "nvmlDeviceGetNvLinkState",
     "nvmlDeviceGetNvLinkRemoteDeviceType",
     "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetGpuFabricInfo",
     "nvmlDeviceGetMigMode",
 )
+SERIOUS = ("nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryInfo_v2")
+"""A driver may be too old for these, but must not fail to answer."""
 NEEDED = (
     "nvmlInitWithFlags",
     "nvmlDeviceGetCount_v2",
@@ -38,6 +41,20 @@ NEEDED_PER_GPU = (
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
 )
+
+
+class Failing:
+    """A library one of whose functions answers with an error, whatever it is asked."""
+
+    def __init__(self, library: Any, name: str, code: int) -> None:
+        self._library = library
+        self._name = name
+        self._code = code
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._name:
+            return lambda *_: self._code
+        return getattr(self._library, name)
 
 
 class Lacking:
@@ -70,6 +87,33 @@ def test_a_function_that_is_not_needed_may_be_absent(name: str, switched_on: Ope
     found = driver.look()
     assert [gpu.uuid for gpu in found.gpus] == [hardware.uuid(0), hardware.uuid(1)]
     assert all(gpu.healthy for gpu in found.gpus)
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_TIMEOUT])
+@pytest.mark.parametrize("name", [name for name in OPTIONAL if name not in SERIOUS])
+def test_a_fact_that_is_not_needed_may_fail(
+    name: str, code: int, switched_on: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One label less, and no GPU that is given to nobody."""
+    driver, hardware = switched_on(MACHINE)
+    monkeypatch.setattr(pynvml, "nvmlLib", Failing(pynvml.nvmlLib, name, code))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    driver.open()
+    found = driver.look()
+    assert [gpu.uuid for gpu in found.gpus] == [hardware.uuid(0), hardware.uuid(1)]
+    assert all(gpu.healthy for gpu in found.gpus)
+
+
+@pytest.mark.parametrize("name", SERIOUS)
+def test_a_gpu_of_which_the_mode_or_the_memory_is_unknown_is_left_out(
+    name: str, switched_on: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one that is cut could be given out whole."""
+    driver, _ = switched_on(MACHINE)
+    monkeypatch.setattr(pynvml, "nvmlLib", Failing(pynvml.nvmlLib, name, pynvml.NVML_ERROR_UNKNOWN))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    driver.open()
+    assert driver.look().gpus == ()
 
 
 @pytest.mark.parametrize("name", NEEDED)

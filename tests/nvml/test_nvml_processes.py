@@ -83,6 +83,12 @@ LISTED, SERVED = ("node", "devices"), ("agent", "--node", "n1")
         (SERVED, 18, "error: NVIDIA's library and kernel module are of different versions"),
         (LISTED, 9, "error: NVIDIA's library is here, but its kernel module does not answer"),
         (LISTED, 4, "error: the driver does not let this user call nvmlInitWithFlags: run as root"),
+        (
+            LISTED,
+            12,
+            "error: NVIDIA's library cannot be loaded (it does not find another library of the driver): ",
+        ),
+        (LISTED, 19, "error: the GPU or its instance is in use: end the programs on it, monitoring included"),
         (LISTED, 999, "error: NVIDIA's driver answers nvmlInitWithFlags with: "),
     ],
 )
@@ -104,6 +110,20 @@ def test_a_library_that_cannot_be_loaded_is_one_sentence(words: tuple[str, ...],
     assert done.returncode == 1
     assert done.stderr.startswith(
         f"error: NVIDIA's library cannot be loaded ({tmp_path / 'libnvidia-ml.so.1'}: file too short): install"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [LISTED, SERVED], ids=lambda words: words[0])
+def test_a_library_that_was_cut_short_is_one_sentence(
+    words: tuple[str, ...], library: Path, tmp_path: Path
+) -> None:
+    """An interrupted update of the driver: to load it ends a process without a word (SIGBUS)."""
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(library.read_bytes()[:4096])
+    done = command(*words, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: NVIDIA's library cannot be loaded (loading it ends a process with SIGBUS: the file is damaged): "
     )
     assert done.stderr.count("\n") == 1
 

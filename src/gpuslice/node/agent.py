@@ -28,6 +28,7 @@ from gpuslice.kube.wire import Node, Pod
 from gpuslice.node.backend import DeviceBackend
 from gpuslice.node.desk import Desk
 from gpuslice.node.deviceids import check_unit
+from gpuslice.node.featuredaemon import FeatureDaemon
 from gpuslice.node.gauges import render
 from gpuslice.node.handing import PLAIN, Handing
 from gpuslice.node.healthnews import HealthNews
@@ -131,9 +132,11 @@ class Agent:
             self._node,
             lambda: ledger.gpus,
             labels=self._labels,
+            discovered=lambda: daemon.runs or not pods.synced.is_set(),
             clock=self._clock,
             random=self._random,
         )
+        daemon = FeatureDaemon(node.check)
         desk = Desk(
             self._client,
             self._node,
@@ -147,11 +150,20 @@ class Agent:
             clock=self._clock,
             random=self._random,
         )
+
+        def set_pod(pod: Pod) -> None:
+            desk.set_pod(pod)
+            daemon.set_pod(pod)
+
+        def drop_pod(pod: Pod) -> None:
+            desk.drop_pod(pod)
+            daemon.drop_pod(pod)
+
         pods = Reflector(
             self._client,
             Pod,
-            on_set=desk.set_pod,
-            on_drop=desk.drop_pod,
+            on_set=set_pod,
+            on_drop=drop_pod,
             field_selector=f"spec.nodeName={self._node}",
             clock=self._clock,
             random=self._random,
@@ -184,6 +196,7 @@ class Agent:
             group.create_task(pods.run())
             group.create_task(nodes.run())
             group.create_task(node.run())
+            group.create_task(_once(pods.synced, node.check))
             await self._rebuild(desk, pods)
             group.create_task(desk.publisher.run())
             self._open_stations(desk, group)
@@ -322,6 +335,11 @@ class Agent:
                 desk.sweep()
             news.check()
             lingering = lingering + 1 if desk.ledger.lingers(desk.pods) else 0
+
+
+async def _once(event: asyncio.Event, act: Callable[[], None]) -> None:
+    await event.wait()
+    act()
 
 
 def _first(problems: BaseExceptionGroup[InputError]) -> InputError:

@@ -28,7 +28,7 @@ from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import Role
 
 GFD_TIMESTAMP: Final = "nvidia.com/gfd.timestamp"
-"""A label of NVIDIA's own feature discovery that ours does not write."""
+"""The label by which NVIDIA's own feature discovery is known; it stays when that has gone."""
 
 _log = structlog.get_logger(__name__)
 
@@ -160,11 +160,14 @@ class NodePublisher:
         gpus: Callable[[], NodeGpus],
         *,
         labels: Callable[[], Mapping[str, str]] | None = None,
+        discovered: Callable[[], bool] = lambda: False,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
+        """`discovered`: NVIDIA's own feature discovery runs here, or it is not known yet that it does not."""
         self._client = client
         self._name = name
+        self._discovered = discovered
         self._gpus = gpus
         self._labels = labels
         self._clock = clock
@@ -224,8 +227,8 @@ class NodePublisher:
         if self._labels is None:
             return {}
         present, wanted = node.metadata.labels or {}, dict(self._labels())
-        if GFD_TIMESTAMP in present:
-            # GPU feature discovery is here, and writes what it finds again and again.
+        if GFD_TIMESTAMP in present and self._discovered():
+            # It writes what it finds again and again. What it has left when it is gone is ours to keep true.
             wanted = {key: value for key, value in wanted.items() if not key.startswith("nvidia.com/")}
             present = {key: value for key, value in present.items() if not key.startswith("nvidia.com/")}
         changes: dict[str, str | None] = {

@@ -62,8 +62,8 @@ class NvmlDriver:
             self.close()
             nvmlcalls.initialise()
             self._opened = True
-            self._driver_version = _known(lambda: str(call("nvmlSystemGetDriverVersion")), "")
-            cuda = _known(lambda: int(call("nvmlSystemGetCudaDriverVersion_v2")), 0)
+            self._driver_version = _optional(lambda: str(call("nvmlSystemGetDriverVersion")), "")
+            cuda = _optional(lambda: int(call("nvmlSystemGetCudaDriverVersion_v2")), 0)
             self._cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
             self.listen()
             self._links = self._read_links(self._devices())
@@ -80,7 +80,10 @@ class NvmlDriver:
     def listen(self) -> None:
         with self._lock, self._ear:
             self._stop_listening()
-            self._events = _known(lambda: call("nvmlEventSetCreate"), None)
+            try:
+                self._events = call("nvmlEventSetCreate")
+            except DriverError as error:
+                _log.warning("errors of GPUs (XIDs) cannot be followed", error=str(error))
             for device in self._devices().values():
                 self._register(device)
 
@@ -196,21 +199,22 @@ class NvmlDriver:
         uuid = str(call("nvmlDeviceGetUUID", device))
         self._uuids[nvmlcalls.address(device)] = uuid
         total, reserved = _memory(device)
-        pci = _known(lambda: call("nvmlDeviceGetPciInfo", device), None)
+        pci = _optional(lambda: call("nvmlDeviceGetPciInfo", device), None)
         bus = str(pci.busId) if pci else ""
+        # Not optional: a GPU that is cut must never be taken for a whole one.
         mode = _known(lambda: MigMode(*map(bool, call("nvmlDeviceGetMigMode", device))), None)
-        wish = nvmlcalls.recovery_action(device)
-        capability = _known(lambda: call("nvmlDeviceGetCudaComputeCapability", device), ())
+        wish = _optional(lambda: nvmlcalls.recovery_action(device), None)
+        capability = _optional(lambda: call("nvmlDeviceGetCudaComputeCapability", device), ())
         return FoundGpu(
             index,
             uuid,
             str(call("nvmlDeviceGetName", device)),
             total,
             reserved,
-            minor=_known(lambda: int(call("nvmlDeviceGetMinorNumber", device)), None),
+            minor=_optional(lambda: int(call("nvmlDeviceGetMinorNumber", device)), None),
             pci_bus_id=bus,
             numa_node=self._numa_node(bus),
-            brand=_BRANDS.get(_known(lambda: int(call("nvmlDeviceGetBrand", device)), 0), "Unknown"),
+            brand=_BRANDS.get(_optional(lambda: int(call("nvmlDeviceGetBrand", device)), 0), "Unknown"),
             compute_capability=".".join(map(str, capability)),
             mig=mode,
             mig_devices=self._mig_devices(device, total) if mode and mode.current else (),
@@ -219,7 +223,7 @@ class NvmlDriver:
             reason=f"the driver asks for {_WISHES.get(wish, f'recovery action {wish}')}" if wish else "",
             pci_device_id=(int(pci.pciDeviceId) or None) if pci else None,
             pci_subsystem_id=(int(pci.pciSubSystemId) or None) if pci else None,
-            clique=_known(lambda: nvmlcalls.clique(device), ""),
+            clique=_optional(lambda: nvmlcalls.clique(device), ""),
         )
 
     def _mig_devices(self, device: Any, total_mib: int) -> tuple[MigDevice, ...]:
@@ -272,6 +276,18 @@ def _known(question: Callable[[], T], otherwise: T) -> T:
         if error.trouble in _UNKNOWN:
             return otherwise
         raise
+
+
+def _optional(question: Callable[[], T], otherwise: T) -> T:
+    """The answer, or `otherwise` if there is none, for whatever reason: what nobody has to know makes no GPU
+    unhealthy. That the GPU is lost is no answer, but news.
+    """
+    try:
+        return question()
+    except DriverError as error:
+        if error.trouble is Trouble.LOST:
+            raise
+        return otherwise
 
 
 def _bus(device: Any) -> str:

@@ -7,6 +7,9 @@ Sentences: docs/discovery.md. Names and numbers: NVIDIA's NVML API reference.
 from __future__ import annotations
 
 import ctypes
+import signal
+import subprocess
+import sys
 import uuid
 from typing import Any, Final
 
@@ -58,16 +61,35 @@ SENTENCES: Final = {
     Trouble.NO_PERMISSION: "the driver does not let this user call {name}: run as root",
     Trouble.LOST: "the GPU has fallen off the bus or does not answer",
     Trouble.RESET_REQUIRED: "the GPU must be reset first",
-    Trouble.IN_USE: "the GPU or its instance is in use",
+    Trouble.IN_USE: "the GPU or its instance is in use: end the programs on it, monitoring included",
     Trouble.NO_ROOM: "there is no room for it on the GPU",
 }
+_LIBRARY: Final = "libnvidia-ml.so.1"
 _TIMEOUT: Final = pynvml.NVML_ERROR_TIMEOUT
 _NO_GPUS_IS_FINE: Final = pynvml.NVML_INIT_FLAG_NO_GPUS
 
 
 def initialise() -> None:
-    """Load the library and connect it. Calls are counted: each needs its own `shut_down`."""
+    """Load the library and connect it. Calls are counted: each needs its own `shut_down`.
+
+    Raises DriverError.
+    """
+    if pynvml.nvmlLib is None:
+        _try_to_load()
     call("nvmlInitWithFlags", _NO_GPUS_IS_FINE)
+
+
+def _try_to_load() -> None:
+    """Load the library in a process that may die of it, as of one that an interrupted update has cut short.
+
+    Raises DriverError if it does; what else is wrong the loading itself says.
+    """
+    load = f"import ctypes; ctypes.CDLL({_LIBRARY!r})"
+    command = [sys.executable, "-I", "-S", "-c", load]
+    done = subprocess.run(command, check=False, capture_output=True)  # noqa: S603 (nobody else's words)
+    if done.returncode < 0:
+        died = f"loading it ends a process with {signal.Signals(-done.returncode).name}: the file is damaged"
+        raise DriverError(Trouble.NO_LIBRARY, SENTENCES[Trouble.NO_LIBRARY].format(linker=died))
 
 
 def shut_down() -> None:
@@ -101,13 +123,11 @@ def address(handle: Any) -> int:
 
 
 def recovery_action(device: Any) -> int | None:
-    """What the driver wants done about the GPU, 0 for nothing; None if it does not say (before R560)."""
-    try:
-        (answer,) = call("nvmlDeviceGetFieldValues", device, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
-    except DriverError as error:
-        if error.trouble in (Trouble.NOT_SUPPORTED, Trouble.NO_FUNCTION, Trouble.INVALID):
-            return None
-        raise
+    """What the driver wants done about the GPU, 0 for nothing; None if it does not say (before R560).
+
+    Raises DriverError.
+    """
+    (answer,) = call("nvmlDeviceGetFieldValues", device, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     return int(answer.value.uiVal) if answer.nvmlReturn == pynvml.NVML_SUCCESS else None
 
 
@@ -157,5 +177,7 @@ def compute_instances(instance: Any, profile_id: int, limit: int) -> list[Any]:
 def _translated(name: str, error: Any) -> DriverError:
     trouble = _TROUBLES.get(error.value, Trouble.OTHER)
     sentence = SENTENCES.get(trouble, "NVIDIA's driver answers {name} with: {words}")
-    # Why the library was not loaded only the linker knows; the binding keeps it as the context.
-    return DriverError(trouble, sentence.format(name=name, words=error, linker=error.__context__))
+    # Why the library was not loaded only the linker knows; the binding keeps it as the context. If there is
+    # none, the library itself lacks another one.
+    linker = error.__context__ or "it does not find another library of the driver"
+    return DriverError(trouble, sentence.format(name=name, words=error, linker=linker))

@@ -11,6 +11,8 @@ from gpuslice.cli.doctor.facts import Facts
 from gpuslice.cli.doctor.finding import Area, Finding, Level
 from gpuslice.cli.doctor.objects import Node, Pod
 from gpuslice.errors import InputError
+from gpuslice.node.featuredaemon import CONTAINER as DAEMON
+from gpuslice.node.publish import GFD_TIMESTAMP
 from gpuslice.units import parse_count
 
 PLUGINS: Final = (
@@ -27,6 +29,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Other plugins, other extenders, other counts."""
     yield from _plugins(facts)
     yield from _extenders(facts)
+    yield from _feature_discovery(facts)
     for node in facts.nodes:
         yield from _counts(node, facts)
 
@@ -86,6 +89,27 @@ def _extenders(facts: Facts) -> Iterator[Finding]:
             f"gpushare's old extender {where} still runs beside gpuslice: two accounts of the same memory, "
             "of which neither knows what the other has just promised",
             remedy,
+        )
+
+
+def _feature_discovery(facts: Facts) -> Iterator[Finding]:
+    """NVIDIA's own may run beside our agent, which then leaves the labels to it."""
+    stamped = {node.name for node in facts.nodes if GFD_TIMESTAMP in node.labels}
+    published = {node.name for node in facts.nodes if names.NODE_GPUS in node.annotations}
+    found: dict[tuple[str, str], set[str]] = {}
+    for pod in facts.pods:
+        if pod.alive and pod.spec.node_name in stamped & published and _runs(pod, (DAEMON,)):
+            found.setdefault(_controller(pod), set()).add(pod.spec.node_name)
+    for (where, remedy), nodes in sorted(found.items()):
+        yield Finding(
+            Area.RIVALS,
+            "feature-discovery",
+            Level.WARNING,
+            where,
+            f"GPU feature discovery ({where}) runs beside our agent on node {listed(sorted(nodes))}; "
+            "the labels under nvidia.com/ there are its, and count GPUs as it sees them",
+            f"{remedy}   # our agent then writes the same labels",
+            {"nodes": len(nodes)},
         )
 
 
