@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,9 @@ from gpuslice.observe.metrics import CONTENT_TYPE, Metrics
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
+    handlers = list(logging.getLogger().handlers)
     yield
+    logging.getLogger().handlers = handlers
     structlog.reset_defaults()
 
 

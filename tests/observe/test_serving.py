@@ -18,11 +18,11 @@ from structlog.testing import capture_logs
 
 from gpuslice.clock import SystemClock
 from gpuslice.errors import InputError
-from gpuslice.observe.serving import Tls, listen, parse_listen, serving
+from gpuslice.observe.serving import RELOAD_SECONDS, Tls, listen, parse_listen, serving
 
 
 class Looks:
-    """A clock whose sleepers wake when the test says so."""
+    """A clock on which whoever looks at the certificate wakes when the test says so, and nobody else."""
 
     def __init__(self) -> None:
         self.waiting: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
@@ -35,7 +35,8 @@ class Looks:
 
     async def sleep(self, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
-        await self.waiting.put(future)
+        if seconds == RELOAD_SECONDS:
+            await self.waiting.put(future)
         await future
 
     async def look(self) -> None:

@@ -10,10 +10,10 @@ from gpuslice.admission import certificates
 from gpuslice.admission.mutate import review
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError
-from gpuslice.observe.serving import Tls, serving
+from gpuslice.observe.serving import Tls, TooLarge, read_body, serving
 
-BODY_LIMIT: Final = 16 * 1024 * 1024
-"""An object has at most 1.5 MiB in etcd; a review holds two."""
+BODY_LIMIT: Final = 3 * 1024 * 1024
+"""kube-apiserver takes no larger request, and etcd no object of more than 1.5 MiB."""
 PATH: Final = "/mutate"
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -51,19 +51,12 @@ async def _answer(method: str, path: str, receive: Any) -> Answer | None:
         return 404, TEXT, b"404 page not found\n"
     if method != "POST":
         return 405, TEXT, b"Method Not Allowed\n"
-    pieces: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        size += len(message.get("body", b""))
-        if size > BODY_LIMIT:
-            return 413, TEXT, b"the body is too large\n"
-        pieces.append(message.get("body", b""))
-        more = message.get("more_body", False)
     try:
-        return 200, "application/json", review(b"".join(pieces))
+        body = await read_body(receive, BODY_LIMIT)
+        if body is None:
+            return None
+        return 200, "application/json", review(body)
+    except TooLarge as error:
+        return 413, TEXT, f"{error}\n".encode()
     except InputError as error:
         return 400, TEXT, f"{error}\n".encode()

@@ -39,7 +39,7 @@ from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls
 from gpuslice.observe.serving import serving as serving_http
 from gpuslice.scheduler.binder import Binder
-from gpuslice.scheduler.extender.app import ExtenderApp
+from gpuslice.scheduler.extender.app import LIMITS, ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
 from gpuslice.scheduler.imagined import Imagined
 from gpuslice.scheduler.migdemand import IDLE_SECONDS
@@ -274,10 +274,9 @@ async def _scheduling(
         random=random.random,
         root_ca=certificates.authority.decode(),
     )
-    async with serving_http(app, host="127.0.0.1", port=0, clock=clock, tls=tls, grace_seconds=1) as (
-        host,
-        port,
-    ):
+    async with serving_http(
+        app, host="127.0.0.1", port=0, clock=clock, tls=tls, grace_seconds=1, limits=LIMITS
+    ) as (host, port):
         url = f"https://{host}:{port}"
         try:
             async with _background() as start:

@@ -8,9 +8,14 @@ import sys
 import msgspec
 import structlog
 
+from gpuslice.observe.repeats import StandardLibrary
+
 
 def setup(*, json: bool | None = None, level: str = "info") -> None:
-    """Configure structlog. `json=None` means JSON unless stderr is a terminal."""
+    """Configure structlog. `json=None` means JSON unless stderr is a terminal.
+
+    What libraries log comes in the same form, and what repeats is counted.
+    """
     if json is None:
         json = not sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
@@ -30,6 +35,9 @@ def setup(*, json: bool | None = None, level: str = "info") -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    root = logging.getLogger()
+    if not any(isinstance(handler, StandardLibrary) for handler in root.handlers):
+        root.addHandler(StandardLibrary())
 
 
 def _encode(event: object, **_options: object) -> str:

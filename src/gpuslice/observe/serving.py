@@ -1,4 +1,4 @@
-"""An HTTP server inside our own event loop: uvicorn without its signal handlers.
+"""An HTTP server inside our own event loop: uvicorn without its signal handlers, within `limits`.
 
 The server shares memory with whatever answers; Ctrl-C and SIGTERM stay with whoever assembled the process.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +19,18 @@ import uvicorn
 
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError
+from gpuslice.observe.guarded import GuardedServer
+from gpuslice.observe.limits import Limits
 
-KEEP_ALIVE_SECONDS: Final = 120
-"""Longer than Go's idle timeout of 90 s, so that the client is the one who closes."""
 RELOAD_SECONDS: Final = 10.0
 """How often the certificate files are looked at: cert-manager and kubelet replace them in place."""
 BACKLOG: Final = 2048
 
 _log = structlog.get_logger(__name__)
+
+
+class TooLarge(InputError):
+    """The body of a request is larger than what asks for it allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +42,16 @@ class Tls:
     client_ca: Path | None = None
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.accepting = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell when connections are accepted."""
-        await super().startup(sockets)
-        self.accepting.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the process's handlers alone."""
-        yield
-
-
 @asynccontextmanager
 async def serving(
-    app: Any, *, host: str, port: int, clock: Clock, tls: Tls | None = None, grace_seconds: int = 5
+    app: Any,
+    *,
+    host: str,
+    port: int,
+    clock: Clock,
+    tls: Tls | None = None,
+    grace_seconds: int = 5,
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve an ASGI application while the block runs; yields the bound address. Port 0 takes a free one.
 
@@ -73,7 +68,6 @@ async def serving(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=grace_seconds,
         ssl_certfile=str(tls.cert) if tls else None,
         ssl_keyfile=str(tls.key) if tls else None,
@@ -85,7 +79,7 @@ async def serving(
     except (OSError, ssl.SSLError) as error:
         listener.close()
         raise InputError(f"the TLS files {tls} cannot be used: {error}") from error
-    server = _Server(config)
+    server = GuardedServer(config, limits, clock)
     tasks = [asyncio.create_task(server.serve(sockets=[listener]), name=f"http {host}:{port}")]
     if tls is not None and config.ssl is not None:
         tasks.append(asyncio.create_task(_reload(config.ssl, tls, clock), name="certificate reload"))
@@ -100,6 +94,26 @@ async def serving(
                 await task
         await tasks[0]
         listener.close()
+
+
+async def read_body(receive: Any, limit: int) -> bytes | None:
+    """The whole body of an ASGI request, None if the client went away. Raises TooLarge beyond `limit` bytes.
+
+    What comes after that is not kept.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise TooLarge(f"the body of this request may be {limit} bytes long")
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
 
 
 def listen(host: str, port: int) -> socket.socket:

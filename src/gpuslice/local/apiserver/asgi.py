@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from gpuslice.local.apiserver import execution
 from gpuslice.local.apiserver.http import Reply, Request, Stream, reply
 from gpuslice.local.apiserver.status import Failure, unauthorized
+from gpuslice.observe.serving import TooLarge, read_body
 
 if TYPE_CHECKING:
     from gpuslice.local.apiserver.app import ApiServer
@@ -56,12 +57,13 @@ async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) ->
     if not authorized(scope, server.token):
         await _send_reply(send, reply(unauthorized().body(), 401), [])
         return
-    body = await _body(receive)
-    if body is None:
-        return
-    if len(body) > BODY_LIMIT:
+    try:
+        body = await read_body(receive, BODY_LIMIT)
+    except TooLarge:
         failure = Failure(413, "RequestEntityTooLarge", f"Request entity too large: limit is {BODY_LIMIT}")
         await _send_reply(send, reply(failure.body(), 413), [])
+        return
+    if body is None:
         return
     request = read_scope(scope, body)
     answer = await server.handle(request)
@@ -69,21 +71,6 @@ async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) ->
         await _send_reply(send, answer, request.warnings)
     else:
         await _send_stream(receive, send, answer)
-
-
-async def _body(receive: Any) -> bytes | None:
-    """The whole body, or a little more than the limit of it; None if the client has gone."""
-    pieces, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size - len(piece) <= BODY_LIMIT:
-            pieces.append(piece)
-        if not message.get("more_body"):
-            return b"".join(pieces)
 
 
 def _warning(text: str) -> tuple[bytes, bytes]:

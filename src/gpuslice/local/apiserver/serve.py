@@ -11,8 +11,8 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,12 @@ import yaml
 from gpuslice.clock import Clock
 from gpuslice.local.apiserver.app import ApiServer
 from gpuslice.local.apiserver.certificates import Certificates, issue
-from gpuslice.observe.serving import KEEP_ALIVE_SECONDS, listen
+from gpuslice.observe.guarded import GuardedServer
+from gpuslice.observe.limits import Limits
+from gpuslice.observe.serving import listen
 
+LIMITS = Limits(header_bytes=1024 * 1024)
+"""kube-apiserver's: a command of `kubectl exec` is part of the URL."""
 SHUTDOWN_SECONDS = 1
 """How long a client that does not read may hold up the end."""
 CLOSE_SECONDS = 0.02
@@ -51,15 +55,6 @@ class _NoRefusals(logging.Filter):
         )
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: Ctrl-C is the business of whoever assembles the program."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the process's handlers alone."""
-        yield
-
-
 _NO_REFUSALS = _NoRefusals()
 
 
@@ -81,12 +76,10 @@ async def serving(
     endpoint = Endpoint(f"https://{host}:{bound}", token, certificates.authority)
     with tempfile.TemporaryDirectory(prefix="gpuslice-") as folder:
         config = _config(server, certificates, Path(folder))
-    running = _Server(config)
+    running = GuardedServer(config, LIMITS, clock)
     task = asyncio.create_task(running.serve(sockets=[listener]), name="apiserver https")
     try:
-        # uvicorn has no event for it; it takes a few turns of the loop.
-        while not running.started and not task.done():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await running.accepting.wait()
         if kubeconfig is not None:
             write_kubeconfig(kubeconfig, endpoint)
         yield endpoint
@@ -118,7 +111,6 @@ def _config(server: ApiServer, certificates: Certificates, folder: Path) -> uvic
         server_header=False,
         ssl_certfile=str(folder / "cert"),
         ssl_keyfile=str(folder / "key"),
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     config.load()

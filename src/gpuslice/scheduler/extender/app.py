@@ -9,24 +9,27 @@ from typing import Any, Final
 from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError
+from gpuslice.observe.limits import Limits
 from gpuslice.observe.metrics import CONTENT_TYPE, Metrics
+from gpuslice.observe.serving import TooLarge, read_body
 from gpuslice.scheduler.extender.handlers import Extender
 
 VERSION: Final = b"0.1.0"
 """What gpushare's /version answers; its clients compare it."""
-BODY_LIMIT: Final = 256 * 1024 * 1024
+BODY_LIMIT: Final = 128 * 1024 * 1024
 """kube-scheduler without nodeCacheCapable sends whole nodes: 62 MB for 5,000 of them."""
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
-REVIEW_LIMIT: Final = 16 * 1024 * 1024
-"""An object has at most 1.5 MiB in etcd; a review holds two."""
+REVIEW_LIMIT: Final = 3 * 1024 * 1024
+"""kube-apiserver takes no larger request, and etcd no object of more than 1.5 MiB."""
+LIMITS: Final = Limits(body_bytes=BODY_LIMIT)
+"""Of the server in front of it."""
 PROBES: Final = ("/healthz", "/readyz")
 OPEN: Final = (*PROBES, "/mutate")
 """Routes that need no token: kubelet's probes and the API server's webhook calls carry none. A review
 changes nothing and reveals nothing."""
 
 Answer = tuple[int, str, bytes]
-_TOO_LARGE: Final = b"too large"
 _NO_TOKEN: Final[Answer] = (401, TEXT, b"a bearer token is required\n")
 
 
@@ -72,19 +75,18 @@ class ExtenderApp:
         body = b""
         admitted = self._admits(scope, path)
         if admitted and scope["method"] == "POST":
-            # Only now: a stranger shall not make us hold 256 MiB.
-            read = await _body(receive, REVIEW_LIMIT if path == "/mutate" else BODY_LIMIT)
+            # Only now: a stranger shall not make us hold so much.
+            try:
+                read = await read_body(receive, REVIEW_LIMIT if path == "/mutate" else BODY_LIMIT)
+            except TooLarge as error:
+                await _send(send, (413, TEXT, f"{error}\n".encode()))
+                return
             if read is None:
                 return
             body = read
-        status, kind, answer = await self._answer(scope["method"], path, body) if admitted else _NO_TOKEN
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(answer)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
+        await _send(send, await self._answer(scope["method"], path, body) if admitted else _NO_TOKEN)
 
     async def _answer(self, method: str, path: str, body: bytes) -> Answer:
-        if body is _TOO_LARGE:
-            return 413, TEXT, b"the body is too large\n"
         if path in self._posts:
             return await self._posts[path](body) if method == "POST" else _not_allowed()
         if not self._knows(path):
@@ -145,18 +147,8 @@ def _not_allowed() -> Answer:
     return 405, TEXT, b"Method Not Allowed\n"
 
 
-async def _body(receive: Any, limit: int) -> bytes | None:
-    """The whole body; None if the client went away, `_TOO_LARGE` in place of one over the limit."""
-    pieces: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size <= limit:
-            pieces.append(piece)
-        more = message.get("more_body", False)
-    return b"".join(pieces) if size <= limit else _TOO_LARGE
+async def _send(send: Any, answer: Answer) -> None:
+    status, kind, body = answer
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -18,7 +18,7 @@ from gpuslice.names import SCHEDULER_NAME
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls, serving
 from gpuslice.scheduler.binder import Binder
-from gpuslice.scheduler.extender.app import ExtenderApp
+from gpuslice.scheduler.extender.app import LIMITS, ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
 from gpuslice.scheduler.extender.waking import Waker
 from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
@@ -97,7 +97,10 @@ async def extender(
         # In one group: if a part fails, the process ends instead of answering from a cache that stands still.
         # The server ends after them, once the binds in flight are answered.
         async with (
-            serving(app, host=host, port=port, clock=clock, tls=tls) as (bound_host, bound_port),
+            serving(app, host=host, port=port, clock=clock, tls=tls, limits=LIMITS) as (
+                bound_host,
+                bound_port,
+            ),
             asyncio.TaskGroup() as group,
         ):
             parts = [feed.run(), binder.run(), recorder.run(), _settle(feed)]
