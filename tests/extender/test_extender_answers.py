@@ -124,6 +124,25 @@ def with_version(one: Pod) -> Pod:
     return msgspec.structs.replace(one, metadata=meta)
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("field", ["PodName", "PodNamespace", "Node"])
+async def test_a_name_in_bind_that_is_a_path_leads_nowhere(world: World, field: str, known: bool) -> None:
+    """`PodName: "../../../nodes/n1"` fetched a node."""
+    world.cluster.set_node(plain_node("n", 15, 1))
+    one = pod("a", 5)
+    evil = "../../../nodes/n1"
+    if known:
+        # kube-scheduler's filter names the pod, too: whoever calls may write anything there.
+        part = {"PodName": "name", "PodNamespace": "namespace"}.get(field)
+        meta = msgspec.structs.replace(one.metadata, **({part: evil} if part else {}))
+        one = msgspec.structs.replace(one, metadata=meta)
+        world.filter(one, ["n"])
+    status, error = await world.bind(one, "n", **{field: evil})
+    assert status == 500
+    assert error == f"{field} '../../../nodes/n1' is no name: it has the character '/' in it"
+    assert (world.api.reads, world.api.writes, world.api.bindings) == (0, 0, [])
+
+
 def test_filter_answers_names_with_gpushares_sentences(world: World) -> None:
     world.cluster.set_node(plain_node("n1", 30, 2))
     world.cluster.set_node(plain_node("n2", 4, 1))

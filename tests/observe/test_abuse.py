@@ -20,7 +20,7 @@ import structlog
 from pki import Authority
 from structlog.testing import capture_logs
 
-from gpuslice.observe.guarded import FILES, LOOK_SECONDS, PAUSE_SECONDS, raise_file_limit
+from gpuslice.observe.guarded import FILES, LOOK_SECONDS, PAUSE_SECONDS, allow_files
 from gpuslice.observe.limits import Limits
 from gpuslice.observe.logging import setup
 from gpuslice.observe.repeats import QUIET_SECONDS, REMEMBERED, Repeats, StandardLibrary
@@ -433,7 +433,7 @@ def test_the_process_takes_the_open_files_that_it_may_have() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-        raise_file_limit()
+        allow_files()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == (
             FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
         )

@@ -7,9 +7,15 @@ written back whole; writes are patches.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+from urllib.parse import quote
 
 import msgspec
+
+from gpuslice.errors import InputError
+
+NAME_LENGTH: Final = 253
+"""Of an object's name, in characters."""
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -33,16 +39,41 @@ class Resource(msgspec.Struct, frozen=True):
     def path(
         self, namespace: str | None = None, name: str | None = None, subresource: str | None = None
     ) -> str:
-        """The URL path of the collection, of one object, or of its subresource."""
+        """The URL path of the collection, of one object, or of its subresource.
+
+        A name never leads to anything else: not to another object, and an empty one not to the collection.
+        Raises InputError for one that no object can have.
+        """
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if self.namespaced and namespace:
-            parts += ["namespaces", namespace]
+            parts += ["namespaces", _segment("Namespace", namespace)]
         parts.append(self.plural)
-        if name:
-            parts.append(name)
+        if name is not None:
+            if self.namespaced and not namespace:
+                raise InputError(f"the {self.kind} {name[:NAME_LENGTH]!r} is named without its namespace")
+            parts.append(_segment(self.kind, name))
         if subresource:
             parts.append(subresource)
         return "/".join(parts)
+
+
+def name_problem(name: str) -> str:
+    """Why no object can be called so, "" if one can (apimachinery `path.IsValidPathSegmentName`)."""
+    if not name:
+        return "it is empty"
+    if len(name) > NAME_LENGTH:
+        return f"it is longer than {NAME_LENGTH} characters"
+    if name in (".", ".."):
+        return "it is a way through folders"
+    bad = next((char for char in name if char in "/%\\?#" or not char.isprintable()), "")
+    return f"it has the character {bad!r} in it" if bad else ""
+
+
+def _segment(kind: str, name: str) -> str:
+    problem = name_problem(name)
+    if problem:
+        raise InputError(f"{name[:NAME_LENGTH]!r} is no name of a {kind}: {problem}")
+    return quote(name, safe=":@!$&'()*+,;=")
 
 
 class OwnerReference(Wire, frozen=True, gc=False):

@@ -22,7 +22,6 @@ from gpuslice.kube.wire import Node, Taint
 from gpuslice.local.component import Component
 from gpuslice.local.kubelet.kubelet import Kubelet
 from gpuslice.local.kubelet.node import NodeDescription
-from gpuslice.local.process import allow_files
 from gpuslice.local.streams import KubeletBackend
 from gpuslice.node.agent import Agent
 from gpuslice.node.configuring import Applying, ConfigFiles, ConfigFollower
@@ -32,6 +31,7 @@ from gpuslice.node.handing import Handing
 from gpuslice.node.migmanager import MigTools
 from gpuslice.node.migreset import reset_of
 from gpuslice.node.migstrategy import StrategyLabel
+from gpuslice.observe.guarded import allow_files
 
 FILES: Final = 500
 FILES_PER_NODE: Final = 20

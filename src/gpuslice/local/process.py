@@ -1,9 +1,8 @@
-"""What a process that plays a whole cluster needs of its system: a folder, files, rare collections."""
+"""What a process that plays a whole cluster needs of its system: a folder, rare collections."""
 
 from __future__ import annotations
 
 import gc
-import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -35,11 +34,3 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-def allow_files(wanted: int) -> None:
-    """Raise the process's limit of open files as far as needed and allowed: the default is 256 on macOS."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -52,7 +52,7 @@ class GuardedServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to take connections."""
         await self.lifespan.startup()
-        raise_file_limit()
+        allow_files()
         self.servers = []
         for listener in sockets or []:
             listener.setblocking(False)
@@ -144,10 +144,9 @@ class GuardedServer(uvicorn.Server):
                 guest.look()
 
 
-def raise_file_limit() -> None:
-    """Take as many open files as the process may have, up to FILES."""
+def allow_files(wanted: int = FILES) -> None:
+    """Raise the process's limit of open files as far as needed and allowed: the default may be 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

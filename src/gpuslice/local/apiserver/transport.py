@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from gpuslice.kube.client import Response
 from gpuslice.local.apiserver.http import Reply, Request
@@ -31,7 +32,8 @@ class LocalTransport:
     ) -> Response:
         """One request, one whole answer. Like a network, it lets everybody else run meanwhile."""
         await asyncio.sleep(0)
-        answer = await self._server.handle(Request(method, path, query or {}, body or b"", content_type))
+        request = Request(method, unquote(path), query or {}, body or b"", content_type)
+        answer = await self._server.handle(request)
         if isinstance(answer, Reply):
             return Response(answer.status, answer.body)
         pieces = [piece async for batch in answer.batches for piece in batch]
@@ -42,7 +44,7 @@ class LocalTransport:
         self, path: str, *, query: Mapping[str, str]
     ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
         """GET as (status, lines)."""
-        answer = await self._server.handle(Request("GET", path, query))
+        answer = await self._server.handle(Request("GET", unquote(path), query))
         if isinstance(answer, Reply):
             yield answer.status, _once(answer.body)
             return

@@ -17,7 +17,7 @@ from gpuslice.cluster.records import NodeView
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import ApiError, GpuSliceError, InputError, NotFound
 from gpuslice.kube.client import Client
-from gpuslice.kube.wire import Pod
+from gpuslice.kube.wire import NAME_LENGTH, Pod, name_problem
 from gpuslice.observe.metrics import Metrics
 from gpuslice.placement.fleet import CODES, Codes
 from gpuslice.placement.verdict import Code, Verdict
@@ -183,6 +183,11 @@ class Extender:
         return (200, wire.bind_result("")) if verdict.ok else (500, wire.bind_result(verdict.message))
 
     async def _bind(self, args: wire.BindArgs) -> Verdict:
+        asked = (("PodName", args.pod_name), ("PodNamespace", args.pod_namespace), ("Node", args.node))
+        for field, name in asked:
+            if problem := name_problem(name):
+                # What a caller names goes into URLs: it must not lead to another object.
+                return Verdict(Code.WRONG_POD, f"{field} {name[:NAME_LENGTH]!r} is no name: {problem}")
         pod = self._pods.pop(args.pod_uid, None)
         if pod is None or (pod.name, pod.namespace) != (args.pod_name, args.pod_namespace):
             try:
