@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from kubelet_world import GUARD, IDS, RESOURCE, Plugin, container, world
 
+from gpuslice.local.kubelet.podworker import IGNORE_TERM
 from gpuslice.node.kubeletapi import (
     PluginClient,
     PodResourcesClient,
@@ -223,6 +224,28 @@ async def test_an_ended_pod_gives_its_ids_back() -> None:
         await node.gone("first")
         await node.create("second", container("c", 4))
         await node.phase("second", "Running")
+
+
+async def test_a_pod_deleted_by_force_is_forgotten_at_once_and_runs_on() -> None:
+    """Its ids are free and pod-resources has it no more; only its folder tells that its processes run."""
+    async with world() as node:
+        plugin = Plugin(IDS[:4])
+        await node.serve(plugin)
+        old = await node.create("old", container("c", 4), annotations={IGNORE_TERM: "true"})
+        await node.phase("old", "Running")
+        folder = node.folder / "pods" / old.uid
+        await node.client.delete(old.resource, "old", "default", grace_seconds=0)
+        await node.gone("old")
+        await node.create("new", container("c", 4))
+        await node.phase("new", "Running")
+        client = PodResourcesClient(node.pod_resources)
+        assert [one.name for one in await client.list()] == ["new"]
+        await client.aclose()
+        assert folder.is_dir()
+        node.clock.advance(2)
+        async with asyncio.timeout(GUARD):
+            while folder.exists():  # noqa: ASYNC110 (nothing tells)
+                await asyncio.sleep(0)
 
 
 async def test_the_race_with_list_offers_ids_in_use() -> None:

@@ -136,7 +136,7 @@ async def test_a_deleted_pod_gives_its_room_back() -> None:
 
 
 async def test_a_pod_deleted_by_force_gives_its_room_back_soon_after_its_containers_have_ended() -> None:
-    """It is gone from the API server first, so the kubelet still lists it when the agent is told."""
+    """The API server and pod-resources have it no more at once, but its processes run on."""
     async with world() as here:
         await here.create(
             "a",

@@ -4,107 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-from agent_world import GPUS, container
+from agent_world import GPUS
+from desk_world import Bench
 
 from gpuslice import names
-from gpuslice.clock import SystemClock
 from gpuslice.devices.inventory import NodeGpus
-from gpuslice.errors import Unavailable
-from gpuslice.kube.client import Client, Response
-from gpuslice.kube.wire import Pod
-from gpuslice.node.desk import Desk
 from gpuslice.node.inotify import FolderWatch
 from gpuslice.node.kubeletapi import RpcError
-from gpuslice.node.kubeletmessages import (
-    ContainerDevices,
-    ContainerResources,
-    PodResources,
-    PreferredRequest,
-)
-from gpuslice.node.ledger import Ledger
-from gpuslice.node.slicefiles import SliceFolders
-
-
-class Api:
-    """A transport that counts what it is asked and answers from a list of pods."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.pods: dict[str, dict[str, Any]] = {}
-        self.away = False
-
-    async def request(self, method: str, path: str, *, body: bytes | None = None, **_: Any) -> Response:
-        self.asked.append(f"{method} {path}")
-        if self.away:
-            raise Unavailable("nobody listens")
-        name = path.rpartition("/")[2]
-        if name == "pods":
-            return Response(200, msgspec.json.encode({"metadata": {}, "items": list(self.pods.values())}))
-        if name not in self.pods:
-            return Response(404, b'{"message": "not found"}')
-        pod = self.pods[name]
-        if method == "PATCH":
-            patch = msgspec.json.decode(body or b"")["metadata"]
-            if patch["uid"] != pod["metadata"]["uid"]:
-                return Response(409, b'{"message": "uid mismatch"}')
-            pod["metadata"]["annotations"] |= patch["annotations"]
-        return Response(200, msgspec.json.encode(pod))
-
-    def add(self, name: str, uid: str, units: int) -> Pod:
-        self.pods[name] = {
-            "metadata": {"name": name, "namespace": "default", "uid": uid, "annotations": {}},
-            "spec": {"nodeName": "n1", "containers": [container("c", units)]},
-            "status": {"phase": "Pending"},
-        }
-        return msgspec.convert(self.pods[name], Pod)
-
-
-class Lister:
-    def __init__(self) -> None:
-        self.held: dict[str, tuple[str, ...]] = {}
-
-    async def list(self, *, timeout: float) -> tuple[PodResources, ...]:
-        return tuple(
-            PodResources("default", name, (ContainerResources("c", (ContainerDevices(names.GPU_MEM, ids),)),))
-            for name, ids in self.held.items()
-        )
-
-
-class Bench:
-    def __init__(self, folder: Path) -> None:
-        self.api, self.lister = Api(), Lister()
-        self.problem = ""
-        self.ledger = Ledger(NodeGpus(GPUS))
-        self.folder = folder
-        self.desk = Desk(
-            Client(self.api),  # type: ignore[arg-type]
-            "n1",
-            self.ledger,
-            self.lister,  # type: ignore[arg-type]
-            SliceFolders(folder),
-            isolation_disabled=lambda: True,
-            differs=self.differs,
-            clock=SystemClock(),
-            random=lambda: 0.5,
-        )
-        self.all = [i for gpu in GPUS for i in self.ledger.ids.of(names.GPU_MEM, gpu)]
-
-    async def differs(self, _uuids: Collection[str]) -> str:
-        return self.problem
-
-    async def admit(self, size: int) -> tuple[str, ...]:
-        request = PreferredRequest(tuple(self.all), (), size)
-        return tuple(await self.desk.prefer(names.GPU_MEM, request))
-
-    def slices(self) -> list[dict[str, Any]]:
-        return [msgspec.json.decode(path.read_bytes()) for path in self.folder.glob("*/slice.json")]
 
 
 @pytest.fixture

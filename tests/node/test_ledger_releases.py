@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from node_world import NodeWorld, Part, app
 
 from gpuslice.names import GPU_MEM
@@ -150,14 +151,22 @@ def test_an_init_container_restarts_whatever_became_of_the_pod_whose_name_it_had
     assert [h.ids for h in world.ledger.held()] == [world.held(second)["i"]]
 
 
-def test_a_pod_is_not_taken_for_its_predecessor_that_still_ends() -> None:
-    """Deleted by force and made again under the same name: pod-resources lists both, and tells no uid."""
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_pod_is_not_taken_for_its_predecessor_that_still_ends(behind: bool) -> None:
+    """Deleted by force and made again under the same name: pod-resources tells no uid.
+
+    kubelet lists the old one no more as soon as it has heard of the deletion, and both if it is behind.
+    """
     world = NodeWorld(10)
     old = world.create(app(2), name="same")
     world.tell()
     assert old
     assert world.admit(old)
+    world.start(old)
     world.remove(old)
+    world.ledger.lingering = frozenset([old])
+    if not behind:
+        world.runs.pop(old)
     new = world.create(app(2), name="same")
     world.tell()
     assert new
@@ -168,6 +177,8 @@ def test_a_pod_is_not_taken_for_its_predecessor_that_still_ends() -> None:
         assert answer.held.ids == world.held(new)["c0"]
         world.reconcile()
     assert [h.ids for h in world.ledger.held() if h.owner and h.owner.uid == new] == [world.held(new)["c0"]]
+    (running,) = (h.ids for h in world.ledger.held() if h.owner and h.owner.uid == old)
+    assert not running & world.held(new)["c0"], "what still runs is given out last"
     world.restart_agent()
     (answer,) = world.start(new)
     assert isinstance(answer, Identity), "what starts is what lives, also if nothing else is remembered"

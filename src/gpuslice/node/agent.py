@@ -38,6 +38,7 @@ from gpuslice.node.migmanager import MigManager, MigTools
 from gpuslice.node.migusers import users
 from gpuslice.node.nodepod import NodePod
 from gpuslice.node.plugin import Plugin, Station
+from gpuslice.node.podfolders import PodFolders
 from gpuslice.node.publish import NodePublisher
 from gpuslice.node.slicefiles import SliceFolders
 from gpuslice.units import MemoryUnit
@@ -86,6 +87,7 @@ class Agent:
         self._folder = kubelet_dir / "device-plugins"
         self._lister = kubelet_dir / "pod-resources" / "kubelet.sock"
         self._slices = SliceFolders(kubelet_dir / "gpuslice" / "slices")
+        self._pod_folders = PodFolders(kubelet_dir / "pods", clock)
         self._unit = unit
         self._labels = labels
         self._handing = handing
@@ -143,6 +145,7 @@ class Agent:
             ledger,
             kubelet,
             self._slices,
+            self._pod_folders,
             isolation_disabled=lambda: node.isolation_disabled,
             differs=self._backend.differs,
             handing=self._handing,
@@ -282,6 +285,12 @@ class Agent:
                 _log.warning("kubelet does not say yet who holds what", node=self._node, error=str(error))
         if pods.synced.is_set():
             desk.sweep()
+        if not self._pod_folders.mounted:
+            _log.warning(
+                "kubelet's folder of pods is not mounted: what runs on after a pod was deleted by force is "
+                "not seen, and its GPU can be given to the next pod a moment too early",
+                folder=str(self._pod_folders.root),
+            )
 
     async def _follow_devices(
         self, desk: Desk, node: NodePublisher, news: HealthNews, group: asyncio.TaskGroup

@@ -80,6 +80,10 @@ class Book:
         if known is not None:
             self._unlink(known)
 
+    def put_back(self, holding: Held) -> None:
+        """What was released is held after all."""
+        self._put(holding)
+
     def give(self, serial: int, owner: Owner, *, certain: bool) -> None:
         """Make a container the owner of a grant; who was taken for it gets the other's in return."""
         holding = self._held[serial]

@@ -3,7 +3,8 @@
 Allocate is answered at once from what is known. A refusal is final for a pod, so before one the API server
 and pod-resources are asked whether it is still true. GetPreferredAllocation may also ask when nobody waits
 for what is asked, since a kubelet's watch can be ahead of ours, and before a container goes elsewhere than
-its scheduler counts it. PreStartContainer asks pod-resources who is about to start.
+its scheduler counts it. PreStartContainer asks pod-resources who is about to start, and waits for those to
+end who were deleted by force and had these ids.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from gpuslice.node.kubeletapi import PodResourcesClient, RpcCode, RpcError
 from gpuslice.node.kubeletmessages import ContainerAllocation, Device, Mount, PodResources, PreferredRequest
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod, read_pod
+from gpuslice.node.podfolders import PodFolders
 from gpuslice.node.publish import PodPublisher
 from gpuslice.node.slicefiles import GpuPart, SliceFile, SliceFolders
 from gpuslice.node.standin import IN_CONTAINER, NAME, script
+from gpuslice.node.started import Started, Starts
 
 FRESH_SECONDS: Final = 1.0
 """How long a question to the API server may hold up an admission."""
@@ -43,6 +46,8 @@ PUBLISH_SECONDS: Final = 2.0
 LIST_SECONDS: Final = 5.0
 DRIVER_SECONDS: Final = 5.0
 """How long the driver may take to say that a device is still as it was announced."""
+ENDED_SECONDS: Final = 25.0
+"""How long a container's start waits for a former holder's processes to end; kubelet gives it 30 s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -61,6 +66,7 @@ class Desk:
         ledger: Ledger,
         kubelet: PodResourcesClient,
         folders: SliceFolders,
+        pod_folders: PodFolders,
         *,
         isolation_disabled: Callable[[], bool],
         differs: Callable[[Collection[str]], Awaitable[str]],
@@ -89,6 +95,9 @@ class Desk:
         self._selector = f"spec.nodeName={node}"
         self._kubelet = kubelet
         self._folders = folders
+        self._pod_folders = pod_folders
+        self._starts = Starts()
+        self._recalled = False
         self._isolation_disabled = isolation_disabled
         self._differs = differs
         self._handing = handing
@@ -112,12 +121,24 @@ class Desk:
             self.publisher.check([pod.uid])
         self.pods[pod.uid] = read
         if not read.alive:
+            self._starts.forget([pod.uid])
             self.ended.set()
 
     def drop_pod(self, pod: Pod) -> None:
+        if has_ended(pod):
+            self._starts.forget([pod.uid])
         self._raw.pop(pod.uid, None)
         if self.pods.pop(pod.uid, None) is not None:
             self.ended.set()
+
+    def _lingering(self) -> frozenset[str]:
+        """The pods that the API server has no more and whose processes may run on."""
+        gone = self._starts.uids - self.pods.keys()
+        lingering = frozenset(filter(self._pod_folders.has, gone))
+        if gone != lingering:
+            self._starts.forget(gone - lingering)
+        self.ledger.lingering = lingering
+        return lingering
 
     def set_gpus(self, gpus: NodeGpus, plain: Sequence[Gpu] | None = None) -> None:
         """The node's GPUs have changed, or how they are announced; `plain` as `Ledger.set_gpus` has it."""
@@ -145,6 +166,7 @@ class Desk:
 
     async def prefer(self, resource: str, request: PreferredRequest) -> Sequence[str]:
         self.last_call = self._clock.monotonic()
+        self._lingering()
         ask = (resource, request.available, request.must_include, request.size)
         if not request.must_include and not self.ledger.expects(resource, request.size, self.pods):
             await self._fetch_all()
@@ -162,6 +184,7 @@ class Desk:
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
         self.last_call = self._clock.monotonic()
+        self._lingering()
         outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal) and await self._fetch_all():
             # Before a pod is turned away: a kubelet that gives out all that is left has not asked us, and
@@ -193,24 +216,20 @@ class Desk:
         return replace(given, envs=envs, mounts=(*mounts, *given.mounts))
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        try:
-            listing = await self._list()
-        except RpcError as error:
-            raise RpcError(
-                RpcCode.UNAVAILABLE, f"kubelet's pod-resources do not say whose container starts: {error}"
-            ) from error
-        identity = await self._identify(resource, ids, listing)
-        try:
-            async with asyncio.timeout(PUBLISH_SECONDS):
-                await self.publisher.publish(identity.pod.uid)
-        except (NotFound, Conflict):
+        until = self._clock.monotonic() + ENDED_SECONDS
+        told = False
+        while True:
+            await self._others_ended(resource, ids, until)
+            identity = await self._who_starts(resource, ids)
+            if identity is None:
+                continue
+            if told or await self._told(identity.pod.uid):
+                break
             # The pod that we took it for is gone; one of the same name has taken its place.
+            told = True
             self.ledger.doubt(identity.pod.uid)
             await self._fetch(identity.pod.key)
-            identity = await self._identify(resource, ids, listing)
-            self.publisher.check([identity.pod.uid])
-        except (Unavailable, ApiError, TimeoutError):
-            self.publisher.check([identity.pod.uid])
+        self.publisher.check([identity.pod.uid])
         self.publisher.check(self.ledger.take_touched())
         try:
             self._folders.write(ids, self._content(identity))
@@ -233,19 +252,30 @@ class Desk:
         """
         calls, before = self.ledger.calls, self.ledger.gpus
         listing = await self._kubelet.list(timeout=timeout)
+        self._lingering()
         released = self.ledger.reconcile(listing, self.pods, calls, self._clock.monotonic(), fresh=fresh)
         if self.ledger.gpus != before:
             self._read_pods()
             self.settled.set()
         held = self.ledger.held()
         for gone in released:
-            if not any(h.ids == gone.ids for h in held):
+            if (
+                not any(h.ids == gone.ids for h in held)
+                and self._folders.of(gone.ids).name not in self._starts
+            ):
                 self._folders.remove(gone.ids)
         self.publisher.check({h.owner.uid for h in held if h.owner})
 
     def sweep(self) -> None:
-        """Remove folders that a former run left and nobody has any more; call it when all pods are known."""
-        self._folders.sweep((h.ids for h in self.ledger.held()), self.pods.keys())
+        """Remove folders that nobody has any more; call it when all pods are known.
+
+        First it learns from them what was started before the agent was.
+        """
+        if not self._recalled:
+            self._recalled = True
+            self._recall()
+        living = {uid for uid, pod in self.pods.items() if pod.alive}
+        self._folders.sweep((h.ids for h in self.ledger.held()), living | self._lingering())
 
     # --- inside -----------------------------------------------------------------------------------
     async def _look(self) -> None:
@@ -253,6 +283,61 @@ class Desk:
         fresh = await self._fetch_all()
         with contextlib.suppress(RpcError):
             await self.reconcile(FRESH_SECONDS, fresh=fresh)
+
+    def _recall(self) -> None:
+        held = {self._folders.of(h.ids).name: h for h in self.ledger.held()}
+        for name, content in self._folders.written().items():
+            pod = self.pods.get(content.uid)
+            if name not in self._starts and (pod is None or pod.alive):
+                devices = frozenset(gpu.uuid for gpu in content.gpus)
+                known = held.get(name)
+                resource, ids = (known.resource, known.ids) if known else ("", frozenset[str]())
+                key = f"{content.namespace}/{content.pod}"
+                self._starts.note(name, Started(content.uid, key, devices, resource, ids))
+
+    def _in_the_way(self, resource: str, ids: Sequence[str]) -> dict[str, str]:
+        """The pods that have to end before this container starts: namespace/name by uid."""
+        gpus = self.ledger.ids.per_gpu(resource, ids)
+        return self._starts.beside(resource, ids, gpus, self._lingering())
+
+    async def _others_ended(self, resource: str, ids: Sequence[str], until: float) -> None:
+        """Wait until nobody runs with these ids who was deleted by force. Raises RpcError if that lasts."""
+        while others := self._in_the_way(resource, ids):
+            if not await self._pod_folders.gone(others, until - self._clock.monotonic()):
+                uid, key = next(iter(others.items()))
+                raise RpcError(
+                    RpcCode.FAILED_PRECONDITION,
+                    f"pod {key} had the same GPU, was deleted by force and may run still: its folder "
+                    f"{self._pod_folders.root / uid} is there; this container starts when it is gone",
+                )
+            self.ended.set()
+
+    async def _told(self, uid: str) -> bool:
+        """Make a pod's annotations true, now or, if that cannot be, soon; False if the pod is gone."""
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS):
+                await self.publisher.publish(uid)
+        except (NotFound, Conflict):
+            return False
+        except (Unavailable, ApiError, TimeoutError):
+            pass  # it is checked again
+        return True
+
+    async def _who_starts(self, resource: str, ids: Sequence[str]) -> Identity | None:
+        """Who it is, noted down; None if somebody is in the way. Raises RpcError."""
+        try:
+            listing = await self._list()
+        except RpcError as error:
+            raise RpcError(
+                RpcCode.UNAVAILABLE, f"kubelet's pod-resources do not say whose container starts: {error}"
+            ) from error
+        identity = await self._identify(resource, ids, listing)
+        if self._in_the_way(resource, ids):
+            return None
+        pod, devices = identity.pod, frozenset(map(device_of, identity.held.gpus))
+        started = Started(pod.uid, pod.key, devices, resource, frozenset(ids))
+        self._starts.note(self._folders.of(ids).name, started)
+        return identity
 
     async def _list(self) -> Sequence[PodResources]:
         """What kubelet lists, asked for after this call began. Containers that start together share one."""

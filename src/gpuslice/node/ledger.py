@@ -2,8 +2,8 @@
 
 A kubelet asks for ids without saying for whom, in no useful order, and sometimes offers ids that are in
 use. So the ledger keeps what Allocate gave out until pod-resources and the API server agree that the pod is
-gone; it guesses the owner at first (`choosing`) and learns it from pod-resources before any process of the
-container runs (`identity`).
+gone, and until its processes are, which both forget if it is deleted by force; it guesses the owner at first
+(`choosing`) and learns it from pod-resources before any process of the container runs (`identity`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ class Ledger:
         self._plain: Sequence[Gpu] = gpus.gpus
         self.machine: Sequence[FoundGpu] = ()
         """The GPUs with what is known of their neighbourhood."""
+        self.lingering: Collection[str] = frozenset()
+        """Uids of pods that the API server has no more while their processes may run on."""
         self._current = ""
         self._over: list[Held] = []
+        self._displaced: list[Held] = []
         self._preferred: tuple[str, frozenset[str], Owner | None] = ("", frozenset(), None)
 
     @property
@@ -119,6 +122,22 @@ class Ledger:
         self._preferred = ("", frozenset(), None)
         pods = self._book.replanned(pods)
         held = [h for h in self._book.held() if not is_over(h, pods)]
+        ghosts = [h for h in (*self._book.held(), *self._displaced) if self._lingers(h)]
+        answer = self._choose(resource, available, must_include, size, pods, [*held, *ghosts])
+        if isinstance(answer, Refusal) and ghosts:
+            # Who gets theirs has to wait at its start until they have ended, which is better than none.
+            answer = self._choose(resource, available, must_include, size, pods, held)
+        return answer
+
+    def _choose(
+        self,
+        resource: str,
+        available: Collection[str],
+        must_include: Collection[str],
+        size: int,
+        pods: Mapping[str, NodePod],
+        held: Sequence[Held],
+    ) -> tuple[str, ...] | Refusal:
         free = free_ids(self.ids, resource, available, held)
         if must_include:
             return beside(self.ids, resource, free, sorted(must_include), size, pods, held, self.machine)
@@ -168,7 +187,7 @@ class Ledger:
             # The API server says that its pod is over, and the kubelet by giving its ids to another.
             shared.remove(holding)
             self._book.release(holding)
-            self._over.append(holding)
+            (self._displaced if self._lingers(holding) else self._over).append(holding)
         if shared:
             owner = self._heir(shared, resource, len(wanted), pods)
             if owner is None:
@@ -236,6 +255,7 @@ class Ledger:
                 for devices in container.devices:
                     in_use.setdefault(devices.resource, set()).update(devices.ids)
         released, self._over = self._over, []
+        released += self._settle_displaced()
         for holding in self.held():
             if holding.ids & in_use.get(holding.resource, _NONE):
                 continue
@@ -250,10 +270,27 @@ class Ledger:
         return released
 
     def lingers(self, pods: Mapping[str, NodePod]) -> bool:
-        """True if something is kept only because a kubelet still lists it: its pod is over."""
-        return any(is_over(holding, pods) for holding in self._book.held())
+        """True if something is kept only because it has not ended on the node: its pod is over."""
+        return bool(self._displaced) or any(is_over(holding, pods) for holding in self._book.held())
 
     # --- inside -----------------------------------------------------------------------------------
+    def _lingers(self, holding: Held) -> bool:
+        """True if its pod is gone but for its processes. One that is not certain has started none."""
+        return holding.certain and holding.owner is not None and holding.owner.uid in self.lingering
+
+    def _settle_displaced(self) -> list[Held]:
+        """What has ended since its ids were given to others. Of the rest, what nobody has is the holder's."""
+        waiting, self._displaced = self._displaced, []
+        ended = [holding for holding in waiting if not self._lingers(holding)]
+        for holding in waiting:
+            if holding in ended:
+                continue
+            if any(h.resource == holding.resource and h.ids & holding.ids for h in self._book.held()):
+                self._displaced.append(holding)
+            else:
+                self._book.put_back(holding)
+        return ended
+
     def _may_live(self, holding: Held, pods: Mapping[str, NodePod], now: float, *, fresh: bool) -> bool:
         """True if ids that pod-resources does not list may be somebody's all the same.
 
@@ -264,7 +301,7 @@ class Ledger:
         pod = pods.get(holding.owner.uid) if holding.owner else None
         alive = pod is not None and pod.alive
         if holding.certain:
-            return alive
+            return alive or self._lingers(holding)
         if pod is not None and alive and is_init(pod, holding.owner):
             return True
         explained = fresh or (holding.owner is not None and not alive)

@@ -71,19 +71,26 @@ class SliceFolders:
         """The slice was given back."""
         shutil.rmtree(self.of(ids), ignore_errors=True)
 
+    def written(self) -> dict[str, SliceFile]:
+        """What the files say that are there, by the name of their folder."""
+        found: dict[str, SliceFile] = {}
+        for folder in self._folders():
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                found[folder.name] = msgspec.json.decode((folder / FILE).read_bytes(), type=SliceFile)
+        return found
+
     def sweep(self, held: Iterable[Iterable[str]], uids: Collection[str]) -> None:
-        """Remove what a former run left: folders of no slice, unless a pod that is still there has them."""
+        """Remove the folders of which nobody holds the ids and that are of none of these pods."""
         keep = {self.of(ids).name for ids in held}
+        keep |= {name for name, content in self.written().items() if content.uid in uids}
+        for folder in self._folders():
+            if folder.name not in keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
         with contextlib.suppress(FileNotFoundError):
-            for folder in list(self.root.iterdir()):
-                if folder.name in keep:
-                    continue
-                try:
-                    content = msgspec.json.decode((folder / FILE).read_bytes(), type=SliceFile)
-                except (OSError, msgspec.DecodeError):
-                    content = None
-                if content is None or content.uid not in uids:
-                    shutil.rmtree(folder, ignore_errors=True)
+            return list(self.root.iterdir())
+        return []
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:

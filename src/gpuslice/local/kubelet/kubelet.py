@@ -41,6 +41,8 @@ from gpuslice.local.kubelet.statuswriter import StatusWriter
 from gpuslice.local.streams import ExecSession, LogOptions
 from gpuslice.node.kubeletapi import Server, serve_pod_resources
 
+LEAST_GRACE: Final = 2.0
+"""Seconds between SIGTERM and SIGKILL at least (minimumGracePeriodInSeconds)."""
 READMIT_AFTER: Final = 1.0
 """Seconds from a kubelet's restart until it admits its pods again: what plugins have to come back."""
 
@@ -233,6 +235,8 @@ class Kubelet:
         self._waiting.pop(pod.uid, None)
         worker = self._workers.get(pod.uid)
         if worker is not None:
+            if pod.metadata.deletion_timestamp is not None:
+                worker.pod = pod  # by force: how much time is left to it was said with its deletion
             self._spawn(self._remove(worker))
         else:
             self._addresses.release(pod.uid)
@@ -248,8 +252,16 @@ class Kubelet:
         self._addresses.release(worker.pod.uid)
 
     def _active(self) -> list[RunPod]:
-        """The pods whose containers may run, and the one that is being admitted."""
-        pods = [worker.pod for worker in self._workers.values() if not worker.over]
+        """The pods that count: those whose containers may run, and the one that is being admitted.
+
+        Not those that the API server has no more: their ids are free at once, though their processes run on
+        until they are killed (HandlePodRemoves). Only their folders tell of them.
+        """
+        pods = [
+            worker.pod
+            for worker in self._workers.values()
+            if not worker.over and worker.pod.uid in self._pods
+        ]
         if self._admitting is not None and self._admitting.uid not in self._workers:
             pods.append(self._admitting)
         return pods
@@ -346,7 +358,8 @@ class Kubelet:
 
     async def _open_sockets(self) -> None:
         folder = self._root / "pod-resources"
-        folder.mkdir(parents=True, exist_ok=True)
+        for one in (folder, self._host.pods_folder):
+            one.mkdir(parents=True, exist_ok=True)
         self._pod_resources = await serve_pod_resources(folder / SOCKET, self._lister)
         await self.devices.start()
 
@@ -377,4 +390,4 @@ def _unexpected(error: AllocationError) -> Rejection:
 
 def _grace(pod: RunPod) -> float:
     seconds = pod.metadata.deletion_grace_period_seconds
-    return float(pod.spec.termination_grace_period_seconds if seconds is None else seconds)
+    return max(LEAST_GRACE, pod.spec.termination_grace_period_seconds if seconds is None else seconds)

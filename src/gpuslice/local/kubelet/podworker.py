@@ -142,7 +142,8 @@ class PodWorker:
 
     # --- what others tell ---------------------------------------------------------------------------
     def start(self) -> None:
-        """Run the containers from now on."""
+        """Run the containers from now on. The pod's folder is there until they have ended (`clean`)."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._task = asyncio.create_task(self._live(), name=f"pod {self.pod.key}")
         self._task.add_done_callback(self._check)
 
