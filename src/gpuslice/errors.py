@@ -13,6 +13,9 @@ A *decision* that says no is never an exception: it is a `placement.Verdict`.
 
 from __future__ import annotations
 
+QUOTED = 100
+"""Characters of another's text that a sentence repeats: an annotation can have 262,144."""
+
 
 class GpuSliceError(Exception):
     """Root of everything that gpuslice raises on purpose; `str(error)` is one sentence for humans."""
@@ -58,6 +61,14 @@ class Unavailable(GpuSliceError):
     """The other side (API server, kubelet) cannot be reached right now."""
 
     retryable = True
+
+
+def quoted(value: object) -> str:
+    """A value of somebody else's in a sentence: as Python writes it, cut short where it is long."""
+    if isinstance(value, int) and value.bit_length() > 4 * QUOTED:
+        return "a number of so many digits"
+    text = repr(value[: QUOTED + 1] if isinstance(value, str) else value)
+    return text if len(text) <= QUOTED + 2 else f"{text[:QUOTED]}..."
 
 
 def api_error(status: int, message: str, reason: str = "") -> ApiError:

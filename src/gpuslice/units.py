@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NewType
 
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, quoted
 
 MiB = NewType("MiB", int)
 """Mebibytes of GPU memory (2**20 bytes)."""
@@ -33,9 +33,11 @@ class MemoryUnit:
 
         Raises InputError for anything else.
         """
-        match = re.fullmatch(r"([1-9]\d{0,5})?(MiB|GiB)", text.strip())
+        match = re.fullmatch(r"([1-9][0-9]{0,5})?(MiB|GiB)", text.strip())
         if match is None:
-            raise InputError(f"memory unit {text!r} is unknown; use GiB, MiB, or a chunk such as 256MiB")
+            raise InputError(
+                f"memory unit {quoted(text)} is unknown; use GiB, MiB, or a chunk such as 256MiB"
+            )
         return cls(int(match[1] or 1) * (1024 if match[2] == "GiB" else 1))
 
     def __str__(self) -> str:
@@ -79,7 +81,23 @@ _SUFFIX: dict[str, Fraction] = {
     "Pi": Fraction(2**50),
     "Ei": Fraction(2**60),
 }
-_QUANTITY = re.compile(r"([+-]?)(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:([eE][+-]?\d{1,3})|([a-zA-Z]{0,2}))")
+_QUANTITY = re.compile(
+    r"([+-]?)(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:([eE][+-]?\d{1,3})|([a-zA-Z]{0,2}))", re.ASCII
+)
+_QUANTITY_LIMIT = 90
+"""Characters that the pattern can match; longer texts are not even remembered as wrong."""
+
+
+def read_digits(text: str, most: int) -> int | None:
+    """The number from 0 to `most` that the text is; None if it is none. Never raises.
+
+    For what anybody may have written: ASCII digits alone, without leading zeros, and no more of them than
+    `most` has. int() takes other scripts' digits, and refuses more than 4,300 with an exception of its own.
+    """
+    if not text.isascii() or not text.isdecimal() or len(text) > len(str(most)):
+        return None
+    number = int(text)
+    return number if number <= most and text == str(number) else None
 
 
 def parse_quantity(value: object, *, field: str) -> Fraction:
@@ -89,10 +107,17 @@ def parse_quantity(value: object, *, field: str) -> Fraction:
     """
     number = None
     if isinstance(value, (str, int)) and not isinstance(value, bool):
-        number = _exactly(str(value))
+        text = _bounded(value)
+        number = None if text is None else _exactly(text)
     if number is None:
-        raise InputError(f"{value!r} is not a quantity; write a number such as 5", field=field)
+        raise InputError(f"{quoted(value)} is not a quantity; write a number such as 5", field=field)
     return number
+
+
+def _bounded(value: str | int) -> str | None:
+    if isinstance(value, int):
+        return str(value) if abs(value) < 2**127 else None
+    return value if len(value) <= _QUANTITY_LIMIT else None
 
 
 # Ten thousand pods ask for a handful of different amounts.
@@ -113,12 +138,12 @@ def parse_count(value: object, *, field: str) -> int:
     """
     number = parse_quantity(value, field=field)
     if number.denominator != 1:
-        raise InputError(f"{value!r} is not a whole number; GPU resources are integers", field=field)
+        raise InputError(f"{quoted(value)} is not a whole number; GPU resources are integers", field=field)
     if number < 0:
-        raise InputError(f"{value!r} is negative; ask for 0 or more", field=field)
+        raise InputError(f"{quoted(value)} is negative; ask for 0 or more", field=field)
     if number > MAX_UNITS:
         raise InputError(
-            f"{value!r} is more than any GPU has; a unit is set by the cluster, write the bare number",
+            f"{quoted(value)} is more than any GPU has; a unit is set by the cluster, write the bare number",
             field=field,
         )
     return int(number)
@@ -135,9 +160,10 @@ def canonical_quantity(value: object) -> str:
     """
     if isinstance(value, float):
         value = repr(value)
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise InputError(f"{value!r} is not a quantity")
-    return _canonical(str(value))
+    text = _bounded(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
+    if text is None:
+        raise InputError(f"{quoted(value)} is not a quantity")
+    return _canonical(text)
 
 
 @lru_cache(4096)

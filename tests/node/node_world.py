@@ -178,6 +178,11 @@ class NodeWorld:
             self.api[uid]["status"]["phase"] = phase
             self._changed(uid)
 
+    def edit(self, uid: str, key: str, value: str) -> None:
+        """Somebody who may edit the pod writes into its annotations what he likes."""
+        self.api[uid]["metadata"]["annotations"][key] = value
+        self._changed(uid)
+
     def remove(self, uid: str) -> None:
         """The object vanishes from the API server."""
         if uid in self.api:
@@ -209,7 +214,7 @@ class NodeWorld:
                 continue
             for uid in [u for u, known in self.seen.items() if known.name == pod.name and u != pod.uid]:
                 del self.seen[uid]
-            self.seen[pod.uid] = read_pod(pod, self.gpus)
+            self.seen[pod.uid] = read_pod(pod, self.gpus, self.seen.get(pod.uid))
 
     def look_again(self) -> None:
         """The agent reads the pods of its node afresh, since what it knows does not explain a call."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from node_world import NodeWorld, Part, app
 
-from gpuslice.names import GPU_MEM, MIG_PREFIX
+from gpuslice.names import ALLOCATION, GPU_MEM, GPUSHARE_ALLOCATION, MIG_PREFIX, SHARES_ACROSS
 from gpuslice.node.holdings import Owner
 from gpuslice.node.identity import Identity
 from gpuslice.node.ledger import SETTLED_SECONDS, STRANGER_SECONDS
@@ -35,6 +35,17 @@ SHAPES = [
     (Part("i", whole=1, init=True, resource=SMALL), Part("c0", whole=2, resource=SMALL)),
 ]
 SPREAD = app(4)
+LIES = [
+    (SHARES_ACROSS, "0"),
+    (SHARES_ACROSS, "-1"),
+    (SHARES_ACROSS, "2"),
+    (SHARES_ACROSS, "9" * 4301),
+    (ALLOCATION, ""),
+    (ALLOCATION, '{"c0":{"GPU-of-another-node":1}}'),
+    (ALLOCATION, '{"c0":{"GPU-n1-0":1},"c0":{"GPU-n1-1":1}}'),
+    (GPUSHARE_ALLOCATION, '{"' + "9" * 4301 + '":{"0":1}}'),
+]
+"""What a pod's owner may write into its annotations when it has been placed; none of it can be believed."""
 JUST_CAUSES = (
     "kubelet gave ids of this container to",  # kubelet itself has them twice
     "GPU(s), but its ids lie on",  # kubelet took all that was left before we knew of the pod
@@ -67,6 +78,18 @@ class Node(RuleBasedStateMachine):
     @rule()
     def create_spread(self) -> None:
         self.world.create(SPREAD, across=2)
+
+    @rule(data=st.data(), lie=st.sampled_from(LIES))
+    def edit(self, data: st.DataObject, lie: tuple[str, str]) -> None:
+        """After its placement: it moves nothing and frees nothing, neither of the pod nor of another."""
+        records = {uid: self.world.cluster.pod(uid) for uid in self.world.api}
+        uid = self._any(data, sorted(uid for uid, record in records.items() if record and record.allocation))
+        if uid is None:
+            return
+        self.world.edit(uid, *lie)
+        for one, record in records.items():
+            now = self.world.cluster.pod(one)
+            assert (record and record.charges) == (now and now.charges), (uid, one, lie)
 
     @rule(data=st.data(), gracefully=st.booleans())
     def delete(self, data: st.DataObject, gracefully: bool) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuslice.kube.wire import Pod
+from gpuslice.names import SHARES_ACROSS
 from gpuslice.scheduler.facts import Demand, PodFacts, read_pod
 from gpuslice.scheduler.queue import FLUSH_SECONDS, Cause, SchedulingQueue
 
@@ -199,8 +200,22 @@ class QueueMachine(RuleBasedStateMachine):
     def add_or_edit(self, uid: str, priority: int, units: int) -> None:
         if uid in self.there:
             priority = self.there[uid].demand.priority
-        new = facts(uid, priority, units=units)
-        edited = uid in self.there and self.there[uid].pod.spec != new.pod.spec
+        self._set(facts(uid, priority, units=units))
+
+    @rule(uid=uids, spread=st.sampled_from(["1", "2", "0", "-1", "9" * 4301, ""]))
+    def annotate(self, uid: str, spread: str) -> None:
+        """At any time, also while it is decided about or bound: the pod alone is affected."""
+        if uid in self.there:
+            demand, annotations = self.there[uid].demand, {SHARES_ACROSS: spread}
+            new = facts(uid, demand.priority, units=2, metadata={"annotations": annotations})
+            assert bool(new.problem) == (spread not in ("1", "2"))
+            self._set(new)
+
+    def _set(self, new: PodFacts) -> None:
+        uid = new.uid
+        edited = uid in self.there and (
+            self.there[uid].pod.spec != new.pod.spec or self.there[uid].pod.annotations != new.pod.annotations
+        )
         self.there[uid] = new
         self.queue.set(new)
         if edited and uid not in self.out:
@@ -232,6 +247,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert got.uid in ready
         assert got.demand.priority == max(self.there[u].demand.priority for u in ready)
         assert got.pod.spec == self.there[got.uid].pod.spec
+        assert got == self.there[got.uid]
         self.out.add(got.uid)
         self.due.pop(got.uid, None)
         self.parked.pop(got.uid, None)

@@ -20,6 +20,7 @@ from gpuslice.capacity.pools import GpuInstanceProfile, PoolExists, PoolNotFound
 from gpuslice.capacity.vmsizes import DISABLED, cut_of, find_size
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import GpuSliceError, InputError, Unavailable
+from gpuslice.units import read_digits
 
 Doing = Literal["read", "create", "update", "delete"]
 
@@ -30,6 +31,8 @@ LOGIN: Final = (
 )
 JOINS: Final = "true"
 """Value of the label `gpushare` by which the agents' DaemonSet finds the nodes."""
+DAY_SECONDS: Final = 86_400
+"""Who asks for a longer pause than this asks for none."""
 _GUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _SETTLED: Final = frozenset({"Succeeded", "Failed", "Canceled"})
 _NO_MACHINES: Final = ("AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest")
@@ -92,7 +95,7 @@ def read_failure(status: int, body: str, otherwise: str, retry_after: str = "") 
     """Read an answer. `otherwise` is the message if it has none, as when something in between answers."""
     try:
         found = msgspec.json.decode(body, type=_Error)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         found = _Error()
     # {"error": {...}}, or the same without the wrapper; a failed operation has a status beside it.
     while (inner := found.error or next(iter(found.details or ()), None)) is not None:
@@ -101,7 +104,7 @@ def read_failure(status: int, body: str, otherwise: str, retry_after: str = "") 
         status,
         found.code or "",
         found.message or otherwise,
-        int(retry_after) if retry_after.isdecimal() else None,
+        read_digits(retry_after, DAY_SECONDS),
     )
 
 

@@ -13,7 +13,9 @@ import msgspec
 
 from gpuslice import names
 from gpuslice.capacity.nodepool import PoolWish
+from gpuslice.cluster.text import decode
 from gpuslice.devices.sharing import MigStrategy
+from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Taint, Wire
 
 PENDING: Final = "pending"
@@ -42,8 +44,8 @@ _decoder: Final = msgspec.json.Decoder(Record)
 def read_record(node: Node) -> Record:
     """What a pool wrote on the node; an empty record if none did, or if it cannot be read."""
     try:
-        return _decoder.decode(node.annotations.get(names.POOL_RECORD, "{}"))
-    except msgspec.DecodeError:
+        return decode(_decoder, node.annotations.get(names.POOL_RECORD, "{}"))
+    except InputError:
         return Record()
 
 

@@ -24,7 +24,7 @@ class _Version(click.ParamType[tuple[int, int]]):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        match = re.fullmatch(r"v?1\.(\d+)(\..*)?", value)
+        match = re.fullmatch(r"v?1\.([0-9]{1,6})(\..*)?", value)
         if match is None:
             self.fail(f"{value!r} is not a version such as 1.36", param, ctx)
         return 1, int(match.group(1))

@@ -6,8 +6,10 @@ Three records of a pod's allocation are read, the most exact first:
 2. `scheduler.framework.gpushare.allocation` (gpushare 2.0): per container index and GPU index, in units.
 3. `ALIYUN_COM_GPU_MEM_IDX` (gpushare): one GPU index for the whole pod.
 
-A record that names GPUs the node does not have, or that does not cover the containers that ask for a
-GPU, counts as absent: the pod is then on the node with its GPU unknown, which is visible and accounted.
+A record counts as absent if it names GPUs the node does not have, does not cover the containers that ask for
+a GPU, or is not written as these are: numbers without leading zeros, no key twice. The pod is then on the
+node with its GPU unknown, which is visible and accounted. Amounts are the spec's, which nobody can edit; of
+the user's annotations nothing is read here, since they can be edited while the pod runs.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpuslice import names
+from gpuslice.cluster.text import decode, decode_once
 from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.requests.allocation import Allocation, Grant
-from gpuslice.requests.pod import PodRequest
-from gpuslice.units import MemoryUnit
+from gpuslice.requests.pod import ContainerRequest, PodRequest, can_be_spread
+from gpuslice.units import MAX_UNITS, MemoryUnit, read_digits
 
 
 class _GpuRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -37,6 +40,9 @@ class _GpuRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     apart: Apart = Apart.NO
     packed: bool = False
 
+
+MAX_INDEX = 99_999
+"""More than any GPU's index on a node."""
 
 _gpus = msgspec.json.Decoder(list[_GpuRecord])
 _by_container = msgspec.json.Decoder(dict[str, dict[str, int]])
@@ -73,8 +79,8 @@ def decode_gpus(annotations: Mapping[str, str]) -> NodeGpus | None:
         return None
     field = f"metadata.annotations[{names.NODE_GPUS}]"
     try:
-        records = _gpus.decode(text)
-    except (msgspec.DecodeError, UnicodeError) as error:
+        records = decode(_gpus, text)
+    except InputError as error:
         raise InputError(
             f"not readable ({error}); restart the node's agent, it writes it anew", field=field
         ) from error
@@ -105,10 +111,7 @@ def encode_allocation(
 
     `ALIYUN_COM_GPU_MEM_IDX` is written only if all shares are on one GPU, as it can name only one.
     """
-    per_container: dict[str, dict[str, int]] = {}
-    for grant in allocation.grants:
-        per_container.setdefault(grant.container, {})[grant.gpu] = grant.mib
-    written = {names.ALLOCATION: msgspec.json.encode(per_container).decode()}
+    written = {names.ALLOCATION: encode_record(allocation)}
     shared = [
         gpu
         for uuid in dict.fromkeys(g.gpu for g in allocation.grants if not g.whole)
@@ -125,6 +128,14 @@ def encode_allocation(
     if len(shared) == 1:
         written[names.MEM_IDX] = str(shared[0].index)
     return written
+
+
+def encode_record(allocation: Allocation) -> str:
+    """Our own record alone."""
+    per_container: dict[str, dict[str, int]] = {}
+    for grant in allocation.grants:
+        per_container.setdefault(grant.container, {})[grant.gpu] = grant.mib
+    return msgspec.json.encode(per_container).decode()
 
 
 def gpushare_allocation(
@@ -145,13 +156,21 @@ def gpushare_allocation(
     return {names.GPUSHARE_ALLOCATION: msgspec.json.encode(record).decode()}
 
 
+def recorded_spread(annotations: Mapping[str, str]) -> dict[str, int]:
+    """On how many GPUs each container is, as the pod's record says; {} if it says nothing."""
+    return {name: len(gpus) for name, gpus in (_decode_record(annotations, names.ALLOCATION) or {}).items()}
+
+
 def decode_allocation(
     annotations: Mapping[str, str], request: PodRequest, container_names: Sequence[str], gpus: NodeGpus
 ) -> Allocation | None:
     """What a pod holds on a node with these GPUs, or None if no annotation says it believably."""
+    wanted = {c.name for c in request.containers}
+    if len(wanted) != len(request.containers):
+        return None  # a container with GPUs of two kinds: no record tells which of its GPUs are which
     for read in (_read_ours, _read_gpushare_allocation, _read_index):
         grants = read(annotations, request, container_names, gpus)
-        if grants and {g.container for g in grants} == {c.name for c in request.containers}:
+        if grants and {g.container for g in grants} == wanted:
             return Allocation(tuple(grants))
     return None
 
@@ -159,36 +178,41 @@ def decode_allocation(
 def _read_ours(
     annotations: Mapping[str, str], request: PodRequest, _names: Sequence[str], gpus: NodeGpus
 ) -> list[Grant] | None:
-    record = _decode_record(annotations.get(names.ALLOCATION))
+    record = _decode_record(annotations, names.ALLOCATION)
     if record is None:
         return None
     grants: list[Grant] = []
     for container in request.containers:
-        # The amounts come from the spec, which nobody can edit; the annotation only says where.
-        uuids = [uuid for uuid in record.get(container.name, {}) if gpus.find(uuid)]
-        if len(uuids) != (container.whole or container.across):
+        uuids = record.get(container.name, {})
+        if not _believable(container, len(uuids)) or not all(map(gpus.find, uuids)):
             return None
         whole = bool(container.whole)
-        grants += [_grant(container.name, uuid, gpus, container.units_per_gpu, whole) for uuid in uuids]
+        each = container.units // len(uuids)
+        grants += [_grant(container.name, uuid, gpus, each, whole) for uuid in uuids]
     return grants
+
+
+def _believable(container: ContainerRequest, gpus: int) -> bool:
+    return gpus == container.whole if container.whole else can_be_spread(container, gpus)
 
 
 def _read_gpushare_allocation(
     annotations: Mapping[str, str], request: PodRequest, container_names: Sequence[str], gpus: NodeGpus
 ) -> list[Grant] | None:
-    record = _decode_record(annotations.get(names.GPUSHARE_ALLOCATION))
+    record = _decode_record(annotations, names.GPUSHARE_ALLOCATION)
     if record is None:
         return None
     grants: list[Grant] = []
+    asking = {container.name: container for container in request.containers}
     for position, shares in record.items():
-        if not position.isdecimal() or int(position) >= len(container_names):
-            return None
-        wanted = request.container(container_names[int(position)])
+        number = read_digits(position, len(container_names) - 1)
+        wanted = None if number is None else asking.get(container_names[number])
         if wanted is None or wanted.whole or sum(shares.values()) != wanted.units:
             return None
         for index, units in shares.items():
-            gpu = gpus.at(int(index)) if index.isdecimal() else None
-            if gpu is None or units < 0:
+            gpu = _at(gpus, index)
+            # A share of nothing would still keep a GPU from those who want it whole.
+            if gpu is None or not 1 <= units <= MAX_UNITS:
                 return None
             grants.append(_grant(wanted.name, gpu.uuid, gpus, units, whole=False))
     return grants
@@ -197,8 +221,7 @@ def _read_gpushare_allocation(
 def _read_index(
     annotations: Mapping[str, str], request: PodRequest, _names: Sequence[str], gpus: NodeGpus
 ) -> list[Grant] | None:
-    index = annotations.get(names.MEM_IDX, "")
-    gpu = gpus.at(int(index)) if index.isdecimal() and len(index) < 6 else None
+    gpu = _at(gpus, annotations.get(names.MEM_IDX, ""))
     if gpu is None or any(container.whole for container in request.containers):
         return None
     return [_grant(c.name, gpu.uuid, gpus, c.units, whole=False) for c in request.containers]
@@ -210,10 +233,16 @@ def _grant(container: str, uuid: str, gpus: NodeGpus, units: int, whole: bool) -
     return Grant(container, uuid, mib, whole)
 
 
-def _decode_record(text: str | None) -> dict[str, dict[str, int]] | None:
+def _at(gpus: NodeGpus, text: str) -> Gpu | None:
+    index = read_digits(text, MAX_INDEX)
+    return None if index is None else gpus.at(index)
+
+
+def _decode_record(annotations: Mapping[str, str], key: str) -> dict[str, dict[str, int]] | None:
+    text = annotations.get(key)
     if text is None:
         return None
     try:
-        return _by_container.decode(text)
-    except (msgspec.DecodeError, UnicodeError):
+        return decode_once(_by_container, text)
+    except InputError:
         return None

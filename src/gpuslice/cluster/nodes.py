@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gpuslice import names
-from gpuslice.cluster.annotations import decode_gpus
+from gpuslice.cluster.annotations import MAX_INDEX, decode_gpus
 from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node
-from gpuslice.units import MemoryUnit, parse_count
+from gpuslice.units import MemoryUnit, parse_count, read_digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +80,4 @@ def read_unhealthy(text: str | None) -> frozenset[int]:
     (gpushare took every such word for GPU 0.)
     """
     words = (word.strip() for word in (text or "").split(","))
-    return frozenset(int(word) for word in words if word.isdecimal() and len(word) < 6)
+    return frozenset(index for word in words if (index := read_digits(word, MAX_INDEX)) is not None)

@@ -33,6 +33,8 @@ class PodRecord:
     """Names of spec.containers in order: gpushare 2.0 calls them by position."""
     hints: tuple[tuple[str, str], ...] = ()
     """The annotations that may say where the pod is, kept to be read again when the node changes."""
+    proven: tuple[tuple[str, str], ...] = ()
+    """The latest of them that said it believably: what is written over them later moves nothing."""
 
     @property
     def key(self) -> str:

@@ -14,10 +14,17 @@ from dataclasses import dataclass, replace
 
 from gpuslice import names
 from gpuslice.clock import Clock
-from gpuslice.cluster.annotations import decode_allocation, encode_allocation, gpushare_allocation
+from gpuslice.cluster.annotations import (
+    decode_allocation,
+    encode_allocation,
+    encode_record,
+    gpushare_allocation,
+    recorded_spread,
+)
 from gpuslice.cluster.handover import hand_over, is_assigned
 from gpuslice.cluster.nodes import NodeFacts, read_node, read_unhealthy
 from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
+from gpuslice.cluster.text import RECORD_LIMIT
 from gpuslice.devices.inventory import Mode, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
@@ -28,7 +35,7 @@ from gpuslice.placement.preempt import Holder, choose_victims, fits_without
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
 from gpuslice.requests.allocation import Allocation, Charge
-from gpuslice.requests.pod import PodRequest, peak, read_request
+from gpuslice.requests.pod import MAX_CONTAINERS, PodRequest, count_spec, peak, read_given, read_request
 from gpuslice.units import GIB, MemoryUnit
 
 _HINTS = (names.ALLOCATION, names.GPUSHARE_ALLOCATION, names.MEM_IDX, names.MEM_ASSIGNED)
@@ -62,8 +69,8 @@ class Cluster:
     # --- feeds ------------------------------------------------------------------------------------
     def set_node(self, node: Node) -> None:
         """A node was added or changed in any way (labels, capacity, GPUs swapped)."""
-        self._nodes[node.name] = node
         facts = read_node(node, self._default_unit, self._unhealthy.get(node.name, ()))
+        self._nodes[node.name] = node
         if facts == self._facts.get(node.name):
             return
         self._facts[node.name] = facts
@@ -95,16 +102,21 @@ class Cluster:
                 self.set_node(self._nodes[node])
 
     def set_pod(self, pod: Pod) -> None:
-        """A pod was added or changed."""
+        """A pod was added or changed.
+
+        What it was given is fixed when it is bound. Annotations may say where that is; whatever else stands
+        in them, it counts with what its spec asks for, where it counted before or where the engine would put
+        it.
+        """
         old = self._pods.get(pod.uid)
         if not pod.spec.node_name:
             return
-        try:
-            request = self.request_of(pod)
-        except InputError:
-            # The API server admits no such pod; a kubelet would not run it.
-            request = PodRequest()
-        if not request or has_ended(pod):
+        if has_ended(pod):
+            self.drop_pod(pod.uid)
+            return
+        known = old if old is not None and old.node == pod.spec.node_name else None
+        request = known.request if known is not None else _given(pod)
+        if not request:
             self.drop_pod(pod.uid)
             return
         record = PodRecord(
@@ -117,7 +129,8 @@ class Cluster:
             None,
             terminating=pod.metadata.deletion_timestamp is not None,
             containers=tuple(container.name for container in pod.spec.containers),
-            hints=tuple((key, pod.annotations[key]) for key in _HINTS if key in pod.annotations),
+            hints=_hints(pod),
+            proven=_proven(known) if known is not None else (),
         )
         if old is not None:
             if record == replace(old, allocation=None, charges=()):
@@ -315,8 +328,15 @@ class Cluster:
 
     def _succeed(self, old: PodRecord, new: PodRecord) -> PodRecord:
         """The record of a pod that is counted already; see `handover`."""
-        if old.node != new.node or old.allocation is None or new.allocation is None:
+        if old.node != new.node:
             return new
+        if old.allocation is None and new.allocation is None and old.charges:
+            return replace(new, charges=old.charges)  # nothing was learnt
+        if old.allocation is None or new.allocation is None:
+            return new
+        if new.proven != new.hints:
+            # What stands there now cannot be believed.
+            return replace(new, allocation=old.allocation, charges=old.charges)
         if new.allocation == old.allocation and not is_assigned(new):
             return replace(new, charges=old.charges)
         if all(charge in old.charges for charge in new.charges):
@@ -344,10 +364,14 @@ class Cluster:
 
     def _read(self, record: PodRecord) -> PodRecord:
         gpus = self.fleet.gpus(record.node)
-        allocation = gpus and decode_allocation(dict(record.hints), record.request, record.containers, gpus)
-        if not allocation:
+        if gpus is None:
             return replace(record, allocation=None, charges=())
-        return replace(record, allocation=allocation, charges=allocation.charges(record.request))
+        for hints in dict.fromkeys((record.hints, record.proven)):
+            allocation = decode_allocation(dict(hints), record.request, record.containers, gpus)
+            if allocation is not None:
+                charges = allocation.charges(record.request)
+                return replace(record, allocation=allocation, charges=charges, proven=hints)
+        return replace(record, allocation=None, charges=())
 
     def _guess(self, record: PodRecord) -> PodRecord:
         gpus = self.fleet.gpus(record.node)
@@ -356,9 +380,10 @@ class Cluster:
     def _likely(self, request: PodRequest, node: str, gpus: NodeGpus) -> tuple[Charge, ...]:
         """Where the engine would put a pod whose GPU is unknown; without room, on the emptiest GPU."""
         rooms: list[GpuRoom] = self.fleet.rooms(node)
-        outcome = place(request, gpus.unit, rooms, self.policy)
-        if isinstance(outcome, Allocation):
-            return outcome.charges(request)
+        if len(request.containers) <= MAX_CONTAINERS:
+            outcome = place(request, gpus.unit, rooms, self.policy)
+            if isinstance(outcome, Allocation):
+                return outcome.charges(request)
         emptiest = sorted((room for room in rooms), key=lambda room: (-room.free_mib, room.index))
         if not emptiest:
             return ()
@@ -382,6 +407,29 @@ class Cluster:
         if not siblings:
             del self._on_node[record.node]
         self.fleet.release(record.node, record.charges, record.request)
+
+
+def _given(pod: Pod) -> PodRequest:
+    """What a pod that has a node was given, as far as the pod itself can tell."""
+    try:
+        return read_given(pod.spec, pod.annotations, recorded_spread(pod.annotations))
+    except InputError:
+        return count_spec(pod.spec)
+
+
+def _hints(pod: Pod) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (key, text)
+        for key in _HINTS
+        if (text := pod.annotations.get(key)) is not None and len(text) <= RECORD_LIMIT
+    )
+
+
+def _proven(known: PodRecord) -> tuple[tuple[str, str], ...]:
+    """The annotations by which a pod counts where it does; of a reservation those that it was bound with."""
+    if known.assumed and known.allocation is not None:
+        return ((names.ALLOCATION, encode_record(known.allocation)),)
+    return known.proven
 
 
 def has_ended(pod: Pod) -> bool:

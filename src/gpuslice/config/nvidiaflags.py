@@ -81,8 +81,8 @@ class Flags:
 
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+")
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_DURATION: Final = re.compile(r"(?:[0-9]{1,15}(?:\.[0-9]{1,15})?(?:ms|s|m|h)){1,9}")
+_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 

@@ -90,6 +90,7 @@ class NodeGpus:
     gpus: tuple[Gpu, ...]
     unit: MemoryUnit = GIB
     _by_uuid: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)
+    _by_index: Mapping[int, Gpu] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.gpus) > MAX_GPUS:
@@ -111,6 +112,7 @@ class NodeGpus:
                 )
         object.__setattr__(self, "gpus", tuple(sorted(self.gpus, key=lambda gpu: gpu.index)))
         object.__setattr__(self, "_by_uuid", {gpu.uuid: gpu for gpu in self.gpus})
+        object.__setattr__(self, "_by_index", {gpu.index: gpu for gpu in self.gpus})
 
     def find(self, uuid: str) -> Gpu | None:
         """The GPU of that UUID, if the node still has it."""
@@ -118,7 +120,7 @@ class NodeGpus:
 
     def at(self, index: int) -> Gpu | None:
         """The GPU of that index, if the node still has it."""
-        return next((gpu for gpu in self.gpus if gpu.index == index), None)
+        return self._by_index.get(index)
 
     def units_of(self, gpu: Gpu) -> int:
         """Units of gpu-mem that the GPU offers."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from gpuslice.devices.mig import GiProfile, MigGeometry
 from gpuslice.devices.migprofile import MigProfile, can_be_part
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, quoted
+from gpuslice.units import read_digits
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,15 +137,16 @@ def layout(geometry: MigGeometry, *placements: str) -> MigLayout:
     for text in placements:
         name, at, start = text.partition("@")
         wanted = MigProfile.parse(name)
-        if not at or not start.isdecimal():
-            raise InputError(f"{text!r} is not a placement; write PROFILE@START, such as 3g.20gb@4")
-        begun = found.get(int(start))
+        place = read_digits(start, geometry.memory_slices)
+        if not at or place is None:
+            raise InputError(f"{quoted(text)} is not a placement; write PROFILE@START, such as 3g.20gb@4")
+        begun = found.get(place)
         if begun is None or begun.profile.name != wanted.gpu_instance:
             if begun is not None:
                 raise InputError(f"{text} overlaps with {begun}")
-            begun = instance(geometry, wanted.gpu_instance, int(start), 0)
+            begun = instance(geometry, wanted.gpu_instance, place, 0)
         ci = ComputeInstance(wanted.compute, len(begun.compute))
-        found[int(start)] = replace(begun, compute=(*begun.compute, ci))
+        found[place] = replace(begun, compute=(*begun.compute, ci))
     made = MigLayout(geometry, tuple(found.values()))
     if made.fault is not None:
         raise InputError(made.fault)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuslice import names
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, quoted
 
 _NAME: Final = re.compile(
     r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,3})gb([+-][a-z][a-z0-9]*(?:\.[a-z][a-z0-9]*)*)?"
@@ -46,7 +46,7 @@ class MigProfile:
         match = _NAME.fullmatch(text)
         if match is None:
             raise InputError(
-                f"{text!r} is not a MIG profile; write one as nvidia-smi does, "
+                f"{quoted(text)} is not a MIG profile; write one as nvidia-smi does, "
                 "such as 1g.5gb, 1g.5gb+me or 1c.3g.20gb",
                 field=field,
             )
@@ -54,7 +54,8 @@ class MigProfile:
         if not can_be_part(part, slices):
             possible = ", ".join(f"{c}c" for c in parts_of(slices) if c < slices)
             raise InputError(
-                f"{text!r}: no compute instance of {part} slices can be made in a GPU instance of {slices}; "
+                f"{quoted(text)}: no compute instance of {part} slices can be made in a GPU instance of "
+                f"{slices}; "
                 + (f"use {possible}, or leave the part out" if possible else "leave the part out"),
                 field=field,
             )

@@ -23,7 +23,8 @@ from gpuslice.clock import Clock
 from gpuslice.errors import ApiError, Gone, Unavailable
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client, Listing, WatchEvent
-from gpuslice.kube.wire import KubeObject, ObjectMeta
+from gpuslice.kube.wire import MAX_VERSION, KubeObject, ObjectMeta
+from gpuslice.units import read_digits
 
 K = TypeVar("K", bound=KubeObject)
 
@@ -194,7 +195,8 @@ class Reflector(Generic[K]):
 
 def _older(version: str, than: str) -> bool:
     """True if a watch repeats itself: its versions are decimal and only grow (KEP-5504)."""
-    return version.isdecimal() and than.isdecimal() and int(version) <= int(than)
+    new, old = read_digits(version, MAX_VERSION), read_digits(than, MAX_VERSION)
+    return new is not None and old is not None and new <= old
 
 
 def _tombstone(kind: type[K], key: str, uid: str) -> K:

@@ -16,6 +16,8 @@ from gpuslice.errors import InputError
 
 NAME_LENGTH: Final = 253
 """Of an object's name, in characters."""
+MAX_VERSION = 2**127
+"""A resourceVersion is decimal and only grows (KEP-5504); a larger one is none."""
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):

@@ -25,7 +25,7 @@ from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.sharing import device_of
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound, Unavailable
 from gpuslice.kube.client import Client
-from gpuslice.kube.wire import Pod
+from gpuslice.kube.wire import MAX_VERSION, Pod
 from gpuslice.node.handing import PLAIN, Handing
 from gpuslice.node.holdings import Held, Refusal, Unsure
 from gpuslice.node.identity import Identity
@@ -38,6 +38,7 @@ from gpuslice.node.publish import PodPublisher
 from gpuslice.node.slicefiles import GpuPart, SliceFile, SliceFolders
 from gpuslice.node.standin import IN_CONTAINER, NAME, script
 from gpuslice.node.started import Started, Starts
+from gpuslice.units import read_digits
 
 FRESH_SECONDS: Final = 1.0
 """How long a question to the API server may hold up an admission."""
@@ -117,7 +118,7 @@ class Desk:
         if known is not None and before is not None and _says_the_same(known, pod):
             read = before if before.alive == (not has_ended(pod)) else replace(before, alive=not before.alive)
         else:
-            read = read_pod(pod, self.ledger.gpus)
+            read = read_pod(pod, self.ledger.gpus, before)
             self.publisher.check([pod.uid])
         self.pods[pod.uid] = read
         if not read.alive:
@@ -149,7 +150,7 @@ class Desk:
         """Of which GPUs a pod's annotations speak follows from those that there are."""
         gpus = self.ledger.gpus
         for uid, pod in self._raw.items():
-            self.pods[uid] = read_pod(pod, gpus)
+            self.pods[uid] = read_pod(pod, gpus, self.pods.get(uid))
         self.publisher.check(self.pods)
 
     # --- the kubelet's calls ----------------------------------------------------------------------
@@ -464,5 +465,4 @@ def _says_the_same(old: Pod, new: Pod) -> bool:
 
 
 def _version(pod: Pod) -> int:
-    text = pod.metadata.resource_version
-    return int(text) if text.isdecimal() else 0
+    return read_digits(pod.metadata.resource_version, MAX_VERSION) or 0

@@ -19,10 +19,11 @@ from gpuslice.clock import Clock, rfc3339
 from gpuslice.devices.found import Found
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.wire import Node, NodeCondition, ObjectMeta, Pod
+from gpuslice.kube.wire import MAX_VERSION, Node, NodeCondition, ObjectMeta, Pod
 from gpuslice.node.ailments import Ailment, ailments, read, recovered, say
 from gpuslice.node.keeping import keep_written
 from gpuslice.node.nodepod import NodePod
+from gpuslice.units import read_digits
 
 CONDITION: Final = "GPUUnhealthy"
 """The condition's type, and the reason of its events."""
@@ -161,5 +162,4 @@ def _object(pod: NodePod) -> Pod:
 
 
 def _version(node: Node) -> int:
-    text = node.metadata.resource_version
-    return int(text) if text.isdecimal() else 0
+    return read_digits(node.metadata.resource_version, MAX_VERSION) or 0

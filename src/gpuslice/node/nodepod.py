@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuslice import names
-from gpuslice.cluster.annotations import decode_allocation
+from gpuslice.cluster.annotations import decode_allocation, recorded_spread
 from gpuslice.cluster.state import has_ended
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Pod
 from gpuslice.requests.allocation import Allocation
-from gpuslice.requests.pod import PodRequest, read_request
+from gpuslice.requests.pod import PodRequest, can_be_spread, read_given
+from gpuslice.units import read_digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +42,41 @@ class NodePod:
         object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
 
 
-def read_pod(pod: Pod, gpus: NodeGpus) -> NodePod:
-    """Read a pod of this node. Never raises: what cannot be read becomes `problem`."""
+def read_pod(pod: Pod, gpus: NodeGpus, known: NodePod | None = None) -> NodePod:
+    """Read a pod of this node. Never raises: what cannot be read becomes `problem`.
+
+    `known`: what was read of it before. Of annotations that have become unreadable since, that still counts.
+    """
     problem, request = "", PodRequest()
     try:
-        request = read_request(pod.spec, pod.annotations)
+        request = read_given(pod.spec, pod.annotations, _spread(pod, known))
     except InputError as error:
         problem = str(error)
     containers = tuple(container.name for container in pod.spec.containers)
-    stamp = pod.annotations.get(names.MEM_ASSUME_TIME, "")
+    planned = decode_allocation(pod.annotations, request, containers, gpus) if request else None
+    if planned is None and known is not None and known.planned is not None:
+        planned = known.planned if all(map(gpus.find, known.planned.gpus)) else None
     return NodePod(
         pod.uid,
         pod.namespace,
         pod.name,
         request,
         containers,
-        decode_allocation(pod.annotations, request, containers, gpus) if request else None,
+        planned,
         alive=not has_ended(pod),
         leaving=pod.metadata.deletion_timestamp is not None,
-        since=int(stamp) if stamp.isdecimal() and len(stamp) < 20 else 0,
+        since=read_digits(pod.annotations.get(names.MEM_ASSUME_TIME, ""), 2**63 - 1) or 0,
         problem=problem,
         annotations=pod.annotations,
     )
+
+
+def _spread(pod: Pod, known: NodePod | None) -> Mapping[str, int]:
+    """On how many GPUs each container is: by its record if that is believable, else as was known."""
+    recorded = recorded_spread(pod.annotations)
+    if known is None:
+        return recorded
+    return {
+        c.name: recorded[c.name] if can_be_spread(c, recorded.get(c.name, 0)) else c.across
+        for c in known.request.containers
+    }

@@ -21,6 +21,7 @@ from gpuslice.clock import Clock
 from gpuslice.errors import InputError
 from gpuslice.observe.guarded import GuardedServer
 from gpuslice.observe.limits import Limits
+from gpuslice.units import read_digits
 
 RELOAD_SECONDS: Final = 10.0
 """How often the certificate files are looked at: cert-manager and kubelet replace them in place."""
@@ -135,9 +136,10 @@ def listen(host: str, port: int) -> socket.socket:
 def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     """Read HOST:PORT (or :PORT for all addresses, [::1]:PORT). Raises InputError."""
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
+    number = read_digits(port, 65535)
+    if number is None:
         raise InputError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:32766", field=field)
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - ":PORT" asks for it
+    return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - ":PORT" asks for it
 
 
 async def _reload(context: ssl.SSLContext, tls: Tls, clock: Clock) -> None:

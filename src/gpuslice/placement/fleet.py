@@ -50,6 +50,8 @@ NO_NODE = 0
 FEW = 16
 """GPUs of the largest machines that there are, when they are neither cut nor replicated."""
 _LEAST = -(2**31)
+_MOST = 2**45
+"""MiB that one pod can count with on one GPU: sums of them stay within int64, however many pods there are."""
 _NEVER = 2**40
 UNLIMITED = MAX_UNITS
 """Allocatable of a node that states none: only the GPUs themselves limit it."""
@@ -179,7 +181,7 @@ class Fleet:
         for taken in charges:
             slot = slots.get(taken.gpu)
             if slot is not None:
-                mib = int(self._total[slot, row]) if taken.whole else taken.mib
+                mib = int(self._total[slot, row]) if taken.whole else min(taken.mib, _MOST)
                 self._used[slot, row] += sign * mib
                 self._holders[slot, row] += sign
         self._units_left[row] -= sign * request.units

@@ -8,14 +8,18 @@ kubelet's (k8s.io/component-helpers/resource, PodRequests).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
 from gpuslice import names
 from gpuslice.devices.inventory import MAX_GPUS
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, quoted
 from gpuslice.units import MAX_UNITS, parse_count
+
+MAX_CONTAINERS = 128
+"""Containers of one pod that can ask for GPUs: what is done for each is done on one event loop."""
 
 Amounts = Mapping[str, str | int | float] | None
 
@@ -132,6 +136,46 @@ def read_request(spec: PodSpecLike, annotations: Mapping[str, str]) -> PodReques
     Raises InputError naming the field: not a whole number, negative, overflowing, shares and whole GPUs
     in one container, shares that cannot be spread evenly.
     """
+    request = _read_spec(spec)
+    return _spread(request, annotations) if request else request
+
+
+def read_given(spec: PodSpecLike, annotations: Mapping[str, str], gpus: Mapping[str, int]) -> PodRequest:
+    """The same of a pod that has a node: what it was given stays, whatever its annotations say by now.
+
+    `gpus`: on how many GPUs each container was put, by the pod's record. What the record does not say
+    believably, the user's annotation says, and if that cannot be read either, each share is on one GPU.
+    Raises InputError for what the spec says, which nobody can edit.
+    """
+    request = _read_spec(spec)
+    # What cannot be read now was something else when the pod was bound, or no scheduler of ours met the pod.
+    with suppress(InputError):
+        request = _spread(request, annotations)
+    return PodRequest(
+        tuple(
+            replace(c, across=gpus[c.name]) if can_be_spread(c, gpus.get(c.name, 0)) else c
+            for c in request.containers
+        )
+    )
+
+
+def count_spec(spec: PodSpecLike) -> PodRequest:
+    """What a pod counts with that has a node though its spec cannot be read as a request. Never raises.
+
+    A container that asks for GPUs of two kinds counts with both; what is no amount of GPUs counts as none,
+    for no kubelet lets it in.
+    """
+    return _read_spec(spec, strict=False)
+
+
+def can_be_spread(container: ContainerRequest, gpus: int) -> bool:
+    """True if the container's share can lie on that many GPUs, evenly."""
+    if not container.units or not 1 <= gpus <= MAX_GPUS or container.units % gpus:
+        return False
+    return gpus == 1 or container.role is not Role.INIT
+
+
+def _read_spec(spec: PodSpecLike, *, strict: bool = True) -> PodRequest:
     found: list[ContainerRequest] = []
     groups = (("initContainers", spec.init_containers or ()), ("containers", spec.containers))
     for field, containers in groups:
@@ -140,27 +184,30 @@ def read_request(spec: PodSpecLike, annotations: Mapping[str, str]) -> PodReques
             wanted = [
                 (resource, amount)
                 for resource in _gpu_resources(container.resources)
-                if (amount := _amount(container.resources, resource, where))
+                if (amount := _amount(container.resources, resource, where, strict=strict))
             ]
-            if not wanted:
-                continue
-            if len(wanted) > 1:
+            if len(wanted) > 1 and strict:
                 asked = " and ".join(resource for resource, _ in wanted)
                 raise InputError(
                     f"container {container.name!r} asks for {asked}; a container gets GPUs of one kind, "
                     "ask for one of them",
                     field=where,
                 )
-            ((resource, amount),) = wanted
             role = _role(field, container)
-            if resource == names.GPU_MEM:
-                found.append(ContainerRequest(container.name, role, amount))
-            else:
-                found.append(ContainerRequest(container.name, role, whole=amount, resource=resource))
+            for resource, amount in wanted:
+                if resource == names.GPU_MEM:
+                    found.append(ContainerRequest(container.name, role, amount))
+                else:
+                    found.append(ContainerRequest(container.name, role, whole=amount, resource=resource))
+    if strict and len(found) > MAX_CONTAINERS:
+        raise InputError(
+            f"{len(found)} containers ask for GPUs; at most {MAX_CONTAINERS} of a pod can",
+            field="spec.containers",
+        )
     request = PodRequest(tuple(found))
-    if request.units > MAX_UNITS or request.whole > MAX_UNITS:
+    if strict and (request.units > MAX_UNITS or request.whole > MAX_UNITS):
         raise InputError("the containers together ask for more than any node has", field="spec.containers")
-    return _spread(request, annotations) if request else request
+    return request
 
 
 def _role(field: str, container: ContainerLike) -> Role:
@@ -179,10 +226,14 @@ def _gpu_resources(resources: ResourcesLike) -> list[str]:
     return sorted(filter(is_gpu_resource, named))
 
 
-def _amount(resources: ResourcesLike, resource: str, where: str) -> int:
+def _amount(resources: ResourcesLike, resource: str, where: str, *, strict: bool) -> int:
     for kind, amounts in (("limits", resources.limits), ("requests", resources.requests)):
         if amounts and resource in amounts:
-            return parse_count(amounts[resource], field=f"{where}.{kind}[{resource}]")
+            try:
+                return parse_count(amounts[resource], field=f"{where}.{kind}[{resource}]")
+            except InputError:
+                if strict:
+                    raise
     return 0
 
 
@@ -193,7 +244,7 @@ def _spread(request: PodRequest, annotations: Mapping[str, str]) -> PodRequest:
     field = f"metadata.annotations[{names.SHARES_ACROSS}]"
     across = parse_count(text, field=field)
     if not 1 <= across <= MAX_GPUS:
-        raise InputError(f"{text!r} is not a number of GPUs from 1 to {MAX_GPUS}", field=field)
+        raise InputError(f"{quoted(text)} is not a number of GPUs from 1 to {MAX_GPUS}", field=field)
     spread: list[ContainerRequest] = []
     for c in request.containers:
         if c.units % across:

@@ -6,6 +6,7 @@ NodeAffinity), in its order. None of these refusals can be cured by evicting pod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,7 @@ WRONG_NAME: Final = "node(s) didn't match the requested node name"
 NO_MATCH: Final = "node(s) didn't match Pod's node affinity/selector"
 CORDON: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 """What a cordoned node counts as having, also before the node controller has written it."""
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 NAME_FIELD: Final = "metadata.name"
 
 
@@ -154,8 +156,7 @@ def _holds(requirement: NodeSelectorRequirement, labels: dict[str, str]) -> bool
 
 
 def _compares(operator: str, value: str, wanted: str) -> bool:
-    try:
-        left, right = int(value), int(wanted)
-    except ValueError:
+    if not _NUMBER.fullmatch(value) or not _NUMBER.fullmatch(wanted):
         return False
+    left, right = int(value), int(wanted)
     return left > right if operator == "Gt" else left < right

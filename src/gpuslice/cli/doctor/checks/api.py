@@ -16,7 +16,7 @@ OLDEST: Final = (1, 25)
 """The chart's kubeVersion."""
 KUBELET_LAG: Final = 3
 """Minors that a kubelet may be older than its API server (kubernetes.io/releases/version-skew-policy)."""
-_MINOR: Final = re.compile(r"v?(\d+)\.(\d+)")
+_MINOR: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})")
 
 
 def check(facts: Facts) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from gpuslice.cli.doctor.facts import Facts
 from gpuslice.cli.doctor.finding import Area, Finding, Level
 from gpuslice.cli.doctor.objects import Pod
 from gpuslice.cluster.nodes import read_unhealthy
+from gpuslice.units import read_digits
 
 CONFIRMED_AFTER: Final = timedelta(minutes=5)
 """The agent confirms a pod's GPU when its container starts, or a second later."""
@@ -65,9 +66,8 @@ def _pod(facts: Facts, pod: Pod, now: datetime) -> Iterator[Finding]:
 
 
 def _nanoseconds(text: str) -> datetime | None:
-    if not text.isdecimal() or len(text) > 19:
-        return None
-    return datetime.fromtimestamp(int(text) // 1_000_000_000, UTC)
+    stamp = read_digits(text, 2**63 - 1)
+    return None if stamp is None else datetime.fromtimestamp(stamp // 1_000_000_000, UTC)
 
 
 def _nodes(facts: Facts) -> Iterator[Finding]:
