@@ -60,11 +60,6 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "sick after .*",
         "an XID befalls all replicas of a GPU; NVIDIA's plugin remembers one of them",
     ),
-    (
-        "2xT4, 4 replicas, two of one GPU|2xT4, 4 replicas",
-        "Allocate .*",
-        "two replicas of one GPU are not given to one container unless allowSameGPU says so",
-    ),
     ("no library.*|no kernel module|library and module differ", "says|label error", "a sentence for people"),
     (
         "no library, FAIL_ON_INIT_ERROR=false",

@@ -101,8 +101,9 @@ def test_mig_devices_have_replicas_of_which_each_has_a_name_of_its_own() -> None
 @pytest.mark.parametrize(
     ("options", "apart"),
     [
-        ("", Apart.DEVICE),
+        ("", Apart.NO),
         ("allowSameGPU: true, ", Apart.NO),
+        ("allowSameGPU: false, ", Apart.DEVICE),
         ("failRequestsGreaterThanOne: true, ", Apart.ALONE),
         ("failRequestsGreaterThanOne: true, allowSameGPU: true, ", Apart.ALONE),
     ],

@@ -75,6 +75,13 @@ def test_two_replicas_of_one_gpu_only_if_that_is_allowed() -> None:
     assert chosen(rooms(Apart.NO, packed=True), 3) == ["GPU-2::3", "GPU-0::2", "GPU-0::3"]
 
 
+def test_packed_replicas_of_one_container_are_of_one_gpu() -> None:
+    """As NVIDIA's device plugin 0.20 picks them: what is picked counts as given out."""
+    assert chosen(rooms(Apart.NO, out=set(), packed=True), 3) == ["GPU-0::0", "GPU-0::1", "GPU-0::2"]
+    one_of_gpu_1 = rooms(Apart.NO, out={"GPU-1::0"}, packed=True)
+    assert chosen(one_of_gpu_1, 2, 2) == ["GPU-1::1", "GPU-1::2", "GPU-1::3", "GPU-0::0"]
+
+
 def test_containers_of_one_pod_may_have_the_same_gpu() -> None:
     assert chosen(rooms(out={f"GPU-{g}::{n}" for g in (0, 1) for n in range(4)}), 1, 1) == [
         "GPU-2::0",

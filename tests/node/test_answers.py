@@ -118,8 +118,7 @@ def test_a_mig_device_that_the_driver_does_not_list_is_told() -> None:
 
 
 def test_replicas_are_named_as_their_device_once() -> None:
-    allowed = replace(SLICED, allow_same_gpu=True)
-    assert answered("GPU-b::3", "GPU-a::0", "GPU-b::1", sharing=allowed).envs == {
+    assert answered("GPU-b::3", "GPU-a::0", "GPU-b::1", sharing=SLICED).envs == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a"
     }
 
@@ -140,9 +139,10 @@ def test_replicas_are_named_as_their_device_once() -> None:
         ),
         (
             ("GPU-a::0", "GPU-a::1"),
-            SLICED,
+            replace(SLICED, allow_same_gpu=False),
             'invalid allocation request for "nvidia.com/gpu": invalid request: 2 replicas would be of 1 device '
-            "(GPU-a twice), which makes nothing faster; ask for fewer, or set sharing.timeSlicing.allowSameGPU",
+            "(GPU-a twice), which makes nothing faster, and sharing.timeSlicing.allowSameGPU forbids it; "
+            "ask for fewer",
         ),
     ],
 )

@@ -194,7 +194,8 @@ async def test_containers_are_told_of_the_device_that_a_replica_stands_for(tmp_p
 @pytest.mark.parametrize(
     ("more", "count", "words"),
     [
-        ("", 4, "4 replicas would be of 2 devices (GPU-"),
+        ("allowSameGPU: false, ", 4, "4 replicas would be of 2 devices (GPU-"),
+        ("", 4, ""),
         ("failRequestsGreaterThanOne: true, ", 2, "maximum request size for shared resources is 1; found 2"),
         ("allowSameGPU: true, ", 4, ""),
     ],

@@ -183,7 +183,7 @@ def _sharing(ways: _Ways, warnings: list[str]) -> Sharing:
         SharingStrategy.TIME_SLICING,
         _replicated(slicing, "sharing.timeSlicing", warnings),
         bool(slicing.fail_requests_greater_than_one),
-        bool(slicing.allow_same_gpu),
+        slicing.allow_same_gpu is not False,
     )
 
 

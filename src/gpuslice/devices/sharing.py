@@ -87,14 +87,14 @@ class Replicated:
 class Sharing:
     """All that is shared on a node.
 
-    `fail_requests_greater_than_one`: a container may ask for one replica only. `allow_same_gpu`: a container
-    that asks for several may be given several of one GPU; otherwise they are of as many GPUs.
+    `fail_requests_greater_than_one`: a container may ask for one replica only. `allow_same_gpu`: one that
+    asks for several may be given several of one GPU, as by NVIDIA's plugin; otherwise they are of as many.
     """
 
     strategy: SharingStrategy = SharingStrategy.NONE
     resources: tuple[Replicated, ...] = ()
     fail_requests_greater_than_one: bool = False
-    allow_same_gpu: bool = False
+    allow_same_gpu: bool = True
 
     def of(self, resource: str) -> tuple[Replicated, ...]:
         """The entries about a resource, by its own name."""

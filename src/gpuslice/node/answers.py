@@ -130,7 +130,7 @@ def _checked(
             raise InputError(
                 f"{what}{len(ids)} replicas would be of {len(times)} device{'s' if len(times) > 1 else ''} "
                 f"({twice[0]} twice), which makes "
-                "nothing faster; ask for fewer, or set sharing.timeSlicing.allowSameGPU"
+                "nothing faster, and sharing.timeSlicing.allowSameGPU forbids it; ask for fewer"
             )
     return tuple(times)
 

@@ -1,7 +1,7 @@
 """Which devices the containers of a pod get whole: GPUs, MIG devices, replicas of either.
 
-Two replicas of one device are given to one container only where its node allows it: they make nothing faster
-(NVIDIA's device plugin, issues 404 and 491).
+Two replicas of one device are given to one container unless its node's configuration forbids it: they make
+nothing faster (NVIDIA's device plugin, issues 404 and 491).
 """
 
 from __future__ import annotations
@@ -109,7 +109,10 @@ def _group(room: GpuRoom) -> str:
 
 
 def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRoom], policy: Policy) -> Rank:
-    """How good a device is, the lower the better. `taken` for the pod, `mine` of it for this container."""
+    """How good a device is, the lower the better. `taken` for the pod, `mine` of it for this container.
+
+    What is taken counts as given out, as with NVIDIA's plugin: packed ones of one container are of one GPU.
+    """
     out = Counter(room.device for room in rooms if room.uuid != room.device and room.holders)
     out.update(room.device for room in rooms if room.uuid != room.device and room.uuid in taken)
     picked = Counter(room.device for room in mine)
@@ -117,9 +120,7 @@ def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRo
     sign = -1 if policy is Policy.BINPACK else 1
 
     def rank(room: GpuRoom) -> tuple[int, ...]:
-        given = out[room.device]
-        if room.packed:
-            given = picked[room.device] - given
+        given = -out[room.device] if room.packed else out[room.device]
         return (given, picked[room.device], room.total_mib, sign * in_use[room.parent], room.index)
 
     return rank
