@@ -100,8 +100,10 @@ class KubeletCrashError(Exception):
 class NodeWorld:
     """One node, with everything around the ledger."""
 
-    def __init__(self, *gib: int, mig: tuple[str, ...] = (), seed: int = 0) -> None:
-        self.random = Random(seed)
+    def __init__(
+        self, *gib: int, mig: tuple[str, ...] = (), seed: int = 0, random: Random | None = None
+    ) -> None:
+        self.random = random or Random(seed)
         self.clock = StoppedClock()
         self.node = agent_node("n1", *gib, mig=mig)
         self.cluster = Cluster(clock=self.clock)

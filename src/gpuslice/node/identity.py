@@ -2,7 +2,7 @@
 
 A guess that was wrong is swapped with the one it was confused with: containers that ask for the same are
 interchangeable, their records must only say so. pod-resources does not list ordinary init containers: theirs
-is found by the containers after them, or by elimination.
+is found by the ids that they share with other containers of their pod, or by elimination.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 
 from gpuslice import names
 from gpuslice.node.book import Book
-from gpuslice.node.holdings import Held, Owner, Refusal, Unsure, amount, inits, is_over
+from gpuslice.node.holdings import Held, Owner, Refusal, Unsure, amount, inits, is_init, is_over
 from gpuslice.node.kubeletmessages import PodResources
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.pod import Role, is_gpu_resource
@@ -178,22 +178,49 @@ def _learn_one(
 
 
 def _learn_inits(book: Book, entry: PodResources, pod: NodePod) -> None:
-    """Ids of which a pod's containers hold some, and which are not theirs, were its init container's."""
+    """Grants that share ids with what the pod certainly has were its init containers'.
+
+    And so on from each to the next: a container gets a random subset of what the init containers before it
+    leave, and that may miss all the ids of one of them.
+    """
     for resource in sorted({h.resource for h in book.held() if not h.certain}):
         unsure = [h for h in book.held() if h.resource == resource and not h.certain]
-        theirs = frozenset().union(*(c.ids(resource) for c in entry.containers))
-        for holding in unsure:
-            if not holding.ids & theirs:
-                continue
+        theirs = frozenset().union(
+            *(c.ids(resource) for c in entry.containers),
+            *(h.ids for h in book.held_by(pod.uid) if h.certain and h.resource == resource),
+        )
+        found: list[Held] = []
+        while linked := [h for h in unsure if h.ids & theirs]:
+            found += linked
+            unsure = [h for h in unsure if not h.ids & theirs]
+            theirs = theirs.union(*(h.ids for h in linked))
+        for holding in sorted(found, key=lambda h: h.serial):
             for container in pod.request.containers:
                 owner = Owner(pod.uid, container.name)
                 if (
                     container.role is Role.INIT
                     and amount(container, resource) == len(holding.ids)
-                    and not any(h.owner == owner and h.certain for h in book.held())
+                    and not any(h.owner == owner and h.certain for h in book.held_by(pod.uid))
                 ):
                     book.give(holding.serial, owner, certain=True)
                     break
+    _guess_next(book, pod)
+
+
+def _guess_next(book: Book, pod: NodePod) -> None:
+    """A kubelet serves a pod's containers one after the other, so the next grant is the next container's.
+
+    Only a guess: it may have died in between. It is needed where a sidecar keeps all that was left before.
+    """
+    mine = {h.owner.container: h.serial for h in book.held_by(pod.uid) if h.certain and h.owner}
+    unsure = {h.serial: h for h in book.held() if not h.certain}
+    latest = -1
+    for container in pod.request.containers:
+        after = unsure.get(latest + 1)
+        unknown = container.role is Role.INIT and container.name not in mine
+        if unknown and after is not None and amount(container, after.resource) == len(after.ids):
+            book.give(after.serial, Owner(pod.uid, container.name), certain=False)
+        latest = max(latest, mine.get(container.name, latest))
 
 
 def _of_pod(
@@ -225,17 +252,15 @@ def _unlisted(
     *,
     fresh: bool,
 ) -> Identity | Unsure | Refusal:
-    """An init container of a pod whose other containers ask for nothing: pod-resources has no word on it.
+    """An init container of whose ids pod-resources has no word: no listed container has one of them.
 
-    Pods that ask for the same in this way cannot be told apart; nor need they be, but by name.
+    Its pod's other containers ask for nothing, or got other ids of those that its init containers left. Pods
+    that ask for the same in this way cannot be told apart; nor need they be, but by name.
     """
     holding = next((h for h in book.held() if h.resource == resource and h.ids == ids), None)
-    alone = [pod for pod in pods.values() if pod.alive and _only_init(pod, resource)]
-    owner = holding.owner if holding else None
-    if owner is None or not any(pod.uid == owner.uid for pod in alone):
-        # Who has a name by elimination may have another's, who is gone: one of the living has these ids.
-        nobodys = inits(book.held(), resource, len(ids), alone)
-        owner = next(iter(nobodys or (inits((), resource, len(ids), alone) if fresh else ())), None)
+    owner = _known_init(holding, pods)
+    if owner is None:
+        owner = _by_elimination(book, resource, ids, holding, pods, fresh=fresh)
     if owner is None:
         if not fresh:
             return Unsure("")
@@ -247,6 +272,40 @@ def _unlisted(
     book.give(holding.serial, owner, certain=True)
     found = Identity(pods[owner.uid], owner.container, book.get(holding.serial))
     return _in_order(book, found, listing, pods)
+
+
+def _known_init(holding: Held | None, pods: Mapping[str, NodePod]) -> Owner | None:
+    """The init container that certainly has these ids, if its pod lives."""
+    owner = holding.owner if holding and holding.certain else None
+    pod = pods.get(owner.uid) if owner else None
+    return owner if pod is not None and pod.alive and is_init(pod, owner) else None
+
+
+def _by_elimination(
+    book: Book,
+    resource: str,
+    ids: frozenset[str],
+    holding: Held | None,
+    pods: Mapping[str, NodePod],
+    *,
+    fresh: bool,
+) -> Owner | None:
+    """An init container of that size of which nothing is known; who was taken for the owner comes first.
+
+    That other containers of its pod are listed, but with other ids, comes of a sidecar that keeps all that
+    was left before, or of a former run of the agent that wrote its grant down. Then all pods must be known.
+    """
+    living = [pod for pod in pods.values() if pod.alive]
+    alone = [pod for pod in living if _only_init(pod, resource)]
+    listed = [p for p in living if any(h.certain for h in book.held_by(p.uid))] if fresh else []
+    guess = holding.owner if holding else None
+    if any(pod.uid == guess.uid and is_init(pod, guess) for pod in alone + listed if guess):
+        return guess
+    gpus = book.ids.per_gpu(resource, ids).keys()
+    near = [p for p in listed if any(h.certain and h.gpus.keys() & gpus for h in book.held_by(p.uid))]
+    # Who has a name by elimination may have another's, who is gone: one of the living has these ids.
+    rounds = ((book.held(), alone), (book.held(), near), (book.held(), listed), ((), alone if fresh else ()))
+    return next((found[0] for held, some in rounds if (found := inits(held, resource, len(ids), some))), None)
 
 
 def _in_order(
