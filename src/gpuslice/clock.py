@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
+
+_STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""On Linux CLOCK_MONOTONIC stands still while the machine is suspended."""
 
 
 class Clock(Protocol):
@@ -15,7 +18,7 @@ class Clock(Protocol):
         """Unix time in nanoseconds."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Seconds on a clock that never goes back, and goes on while the machine sleeps."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait for that many seconds of this clock."""
@@ -28,7 +31,7 @@ class SystemClock:
         return time.time_ns()
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(_STEADY)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -12,7 +12,15 @@ from kube_fakes import ManualClock, settle
 
 from gpuslice.errors import Unavailable
 from gpuslice.kube.client import Client, Response
-from gpuslice.kube.leading import LEASE_SECONDS, RENEW_SECONDS, Candidate, Follower, Lease, label_leader
+from gpuslice.kube.leading import (
+    LEASE_SECONDS,
+    RENEW_SECONDS,
+    Candidate,
+    Follower,
+    Lease,
+    campaigning,
+    label_leader,
+)
 from gpuslice.kube.wire import Pod
 from gpuslice.local.apiserver.app import ApiServer
 
@@ -32,6 +40,23 @@ class Line:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
+
+
+class Paused:
+    """A clock whose sleepers are not woken until the process goes on."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._on = asyncio.Event()
+        self.monotonic = clock.monotonic
+        self.now_ns = clock.now_ns
+
+    async def sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        await self._on.wait()
+
+    def go_on(self) -> None:
+        self._on.set()
 
 
 class World:
@@ -122,6 +147,47 @@ async def test_a_leader_that_is_cut_off_stops_before_the_next_begins(world: Worl
         assert [a.leads, b.leads] == [False, True]
 
 
+async def test_a_leader_that_was_stopped_leads_no_more_when_it_goes_on(world: World) -> None:
+    """SIGSTOP, a machine that slept, a long pause: nothing of it ran for 25 seconds, and the next one leads."""
+    (a, _), (b, _) = world.candidate("a"), world.candidate("b")
+    async with world.running(a) as (stopped,):
+        stopped_clock = Paused(world.clock)
+        a._clock = stopped_clock
+        assert a.leads
+        async with world.running(b):
+            await world.after(LEASE_SECONDS + 10)
+            assert b.leads
+            assert not a.leads, "before any answer has come"
+            stopped_clock.go_on()
+            await world.after(5)
+            assert [a.leads, b.leads] == [False, True]
+        stopped.cancel()
+
+
+async def test_a_change_of_leader_that_cannot_be_told_does_not_stop_renewing(world: World) -> None:
+    async def never(_leads: bool) -> None:
+        await asyncio.Event().wait()
+
+    a, _ = world.candidate("a", on_change=never)
+    async with world.running(a):
+        for _ in range(8):
+            await world.after(5)
+            assert a.leads
+
+
+async def test_the_lease_is_given_back_after_the_last_act(world: World) -> None:
+    """Binds in flight at the end: another one that leads meanwhile would not know of them."""
+    a, _ = world.candidate("a")
+    seen: list[str | None] = []
+    async with campaigning(a):
+        await settle(200)
+        try:
+            assert a.leads
+        finally:
+            seen.append(await world.holder())
+    assert [*seen, await world.holder()] == ["a", ""]
+
+
 async def test_a_dead_holders_lease_counts_from_when_it_was_seen(world: World) -> None:
     """The clock in the Lease is another machine's: here it is years ahead."""
     body: Mapping[str, object] = {
@@ -191,3 +257,41 @@ async def test_a_follower_acts_while_the_process_beside_it_holds_the_lease(world
         async with world.running(other):
             await world.after(2.5)
             assert not follower.leads
+
+
+async def test_a_follower_that_cannot_see_the_lease_stops_before_the_next_begins(world: World) -> None:
+    line = Line(world.client.transport)
+    follower = Follower(
+        Client(line),  # type: ignore[arg-type]
+        namespace="default",
+        name="acts",
+        hostname="pod-1",
+        clock=world.clock,
+    )
+    (mine, cut), (other, _) = world.candidate("pod-1_5f0c"), world.candidate("pod-2_77aa")
+    async with world.running(follower, mine):
+        await world.after(5)
+        assert follower.leads
+        async with world.running(other):
+            line.cut = cut.cut = True  # the machine of both is cut off
+            for _ in range(60):
+                await world.after(0.5)
+                assert not (follower.leads and other.leads)
+            assert other.leads
+
+
+async def test_a_follower_does_not_believe_an_old_lease(world: World) -> None:
+    """A restart of the extender alone: who wrote the Lease may have gone long ago."""
+    mine, _ = world.candidate("pod-1_5f0c")
+    async with world.running(mine) as (gone,):
+        gone.cancel()
+        await settle(200)
+    body = {"spec": {"holderIdentity": "pod-1_5f0c"}}
+    await world.client.patch(Lease, "acts", body, "default")
+    follower = Follower(world.client, namespace="default", name="acts", hostname="pod-1", clock=world.clock)
+    async with world.running(follower):
+        await world.after(20)
+        assert not follower.leads
+        async with world.running(mine):
+            await world.after(5)
+            assert follower.leads

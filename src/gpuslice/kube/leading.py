@@ -3,12 +3,16 @@
 The rules are client-go's (tools/leaderelection): nobody's clock is believed but one's own. A holder is taken
 to be alive for LEASE_SECONDS after the last change of the Lease *as seen here*; it renews every RETRY_SECONDS
 and stops to lead after RENEW_SECONDS without success, which is before anybody else can begin.
+
+It stops by the clock and not by the next answer: a process that was stopped for long, or whose machine slept,
+does not lead at the moment at which it goes on. So `leads` is asked at the moment of acting, never kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import ClassVar, Final, Protocol
 
 import structlog
@@ -45,7 +49,7 @@ class Leadership(Protocol):
 
     @property
     def leads(self) -> bool:
-        """True while it does."""
+        """True while it does, at this moment. Ask again before the next step."""
 
     async def run(self) -> None:
         """Keep that true, for ever."""
@@ -73,7 +77,6 @@ class Candidate:
         clock: Clock,
         on_change: Callable[[bool], Awaitable[None]] | None = None,
     ) -> None:
-        self.leads = False
         self._client = client
         self._namespace = namespace
         self._name = name
@@ -82,28 +85,36 @@ class Candidate:
         self._on_change = on_change
         self._seen = ("", "")
         self._seen_at = 0.0
-        self._renewed_at = 0.0
+        self._renewed_at: float | None = None  # when the last renewal was asked for; None: it is not ours
+        self._said = False
         self._told: bool | None = None
+
+    @property
+    def leads(self) -> bool:
+        """True for RENEW_SECONDS after the last renewal was asked for."""
+        since = self._renewed_at
+        return since is not None and self._clock.monotonic() - since < RENEW_SECONDS
 
     async def run(self) -> None:
         """Campaign until cancelled; then give the Lease back, so that another can lead at once."""
+        telling: asyncio.Task[None] | None = None
         try:
             while True:
                 began = self._clock.monotonic()
                 try:
                     async with asyncio.timeout(REQUEST_SECONDS):
-                        self._set(await self._try())
-                    self._renewed_at = began
+                        self._renewed_at = began if await self._try() else None
                 except (GpuSliceError, TimeoutError) as error:
-                    late = self._clock.monotonic() - self._renewed_at
                     _log.info("lease not renewed", lease=self._name, error=str(error) or "no answer")
-                    if late >= RENEW_SECONDS:
-                        self._set(False)
-                await self._tell()
+                self._say()
+                if telling is None or telling.done():
+                    telling = asyncio.create_task(self._tell())  # the next renewal does not wait for it
                 await self._clock.sleep(RETRY_SECONDS)
         finally:
-            if self.leads:
-                self.leads = False
+            if telling is not None:
+                telling.cancel()
+            held, self._renewed_at = self._renewed_at is not None, None
+            if held:
                 await asyncio.shield(self._release())
 
     async def _try(self) -> bool:
@@ -152,10 +163,10 @@ class Candidate:
         allowed = lease.spec.lease_duration_seconds or LEASE_SECONDS
         return self._clock.monotonic() - self._seen_at >= allowed
 
-    def _set(self, leads: bool) -> None:
-        if leads != self.leads:
-            self.leads = leads
-            what = "leading" if leads else "not leading any more"
+    def _say(self) -> None:
+        if self._said != self.leads:
+            self._said = not self._said
+            what = "leading" if self._said else "not leading any more"
             _log.info(what, lease=self._name, identity=self._identity)
 
     async def _tell(self) -> None:
@@ -187,28 +198,59 @@ class Follower:
     """Leads while the process beside it holds a Lease: a kube-scheduler of the same pod.
 
     The extender that kube-scheduler asks is then the one that acts. kube-scheduler calls itself
-    `<hostname>_<uuid>`, and the containers of a pod have one hostname.
+    `<hostname>_<uuid>`, and the containers of a pod have one hostname. It renews by the rules above; when it
+    did so last is not known exactly, but surely after the last look that did not show it yet.
     """
 
     def __init__(self, client: Client, *, namespace: str, name: str, hostname: str, clock: Clock) -> None:
-        self.leads = False
         self._client = client
         self._namespace = namespace
         self._name = name
         self._prefix = f"{hostname}_"
         self._clock = clock
+        self._looked_at: float | None = None  # when the last look that succeeded began
+        self._seen: tuple[str, str] | None = None
+        self._renewed_at: float | None = None  # not later than that; None: the other process does not hold it
+
+    @property
+    def leads(self) -> bool:
+        """True for RENEW_SECONDS after the last renewal by the process beside."""
+        since = self._renewed_at
+        return since is not None and self._clock.monotonic() - since < RENEW_SECONDS
 
     async def run(self) -> None:
         while True:
+            began = self._clock.monotonic()
             try:
-                lease = await self._client.get(Lease, self._name, self._namespace)
-                self.leads = (lease.spec.holder_identity or "").startswith(self._prefix)
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    lease = await self._client.get(Lease, self._name, self._namespace)
             except NotFound:
-                self.leads = False
-            except GpuSliceError as error:
-                # kube-scheduler fares no better; whoever acted goes on until it is known who does.
-                _log.info("lease not read", lease=self._name, error=str(error))
+                self._look(began, Lease())
+            except (GpuSliceError, TimeoutError) as error:
+                # kube-scheduler fares no better: who acted goes on for as long as it does.
+                _log.info("lease not read", lease=self._name, error=str(error) or "no answer")
+            else:
+                self._look(began, lease)
             await self._clock.sleep(RETRY_SECONDS)
+
+    def _look(self, began: float, lease: Lease) -> None:
+        record = (lease.metadata.uid, lease.metadata.resource_version)
+        if not (lease.spec.holder_identity or "").startswith(self._prefix):
+            self._renewed_at = None
+        elif self._seen not in (None, record):
+            self._renewed_at = self._looked_at
+        self._looked_at, self._seen = began, record
+
+
+@asynccontextmanager
+async def campaigning(leadership: Leadership) -> AsyncIterator[None]:
+    """Campaign to the very end of the block: what was on its way has arrived before another one leads."""
+    async with asyncio.TaskGroup() as group:
+        campaign = group.create_task(leadership.run())
+        try:
+            yield
+        finally:
+            campaign.cancel()
 
 
 def label_leader(client: Client, namespace: str, pod: str, label: str) -> Callable[[bool], Awaitable[None]]:
