@@ -130,12 +130,11 @@ async def world(leadership: Any = None) -> AsyncIterator[World]:
     client = Client(server.transport())
     await client.create(DEFINITIONS, definition())
     cluster = Cluster(clock=clock)
-    feed = ClusterFeed(client, cluster, clock=clock, random=lambda: 0.5)
+    feed = ClusterFeed(client, cluster, clock=clock, random=lambda: 0.5, leadership=leadership)
     controller = NodePoolController(
         client,
         cluster,
         feed,
-        leadership=leadership,
         clock=clock,
         new_id=lambda: uuid.uuid4().hex[:16],
         random=lambda: 0.5,

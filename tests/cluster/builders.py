@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from gpuslice import names
@@ -25,6 +27,7 @@ class StoppedClock:
 
     async def sleep(self, seconds: float) -> None:
         self.ns += int(seconds * 1e9)
+        await asyncio.sleep(0)
 
 
 def plain_node(name: str, units: int, gpus: int, **more: object) -> Node:

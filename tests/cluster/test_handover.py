@@ -63,6 +63,19 @@ def test_a_plan_that_moves_to_where_no_room_is_frees_none() -> None:
     assert used(cluster) == [6, 6]
 
 
+def test_a_reservation_gives_way_to_nobody() -> None:
+    """Who wrote of the other pod knew nothing of it: it was not bound then, and will be where it was promised."""
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", 10, 10))
+    cluster.assume(pod("mine", 6), "a")
+    cluster.assume(pod("other", 6), "a")
+    assert used(cluster) == [6, 6]
+    other = at("other", 0, 6, assigned=False)
+    cluster.set_pod(other)  # an earlier bind of it, of which only now is heard
+    cluster.drop_pod(other.uid)
+    assert used(cluster) == [6, 0]
+
+
 def test_a_running_pod_is_counted_where_the_node_says_whatever_others_do() -> None:
     cluster = Cluster(clock=StoppedClock())
     cluster.set_node(agent_node("a", 10, 20))

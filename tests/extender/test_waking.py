@@ -12,6 +12,7 @@ from test_extender_answers import World, args, with_version
 from gpuslice import names
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.kube.client import Client
+from gpuslice.kube.gate import Gate
 from gpuslice.kube.wire import Pod
 from gpuslice.observe.metrics import Metrics
 from gpuslice.scheduler.extender.handlers import Extender
@@ -25,6 +26,7 @@ class Woken(World):
         super().__init__()
         client = Client(self.api)
         self.feed = ClusterFeed(client, self.cluster, clock=self.clock, random=lambda: 1.0)
+        self.cluster.gate = Gate()  # what is told by hand is whole
         self.waker = Waker(client, self.cluster, self.feed, clock=self.clock)
         self.extender = Extender(self.cluster, client, self.binder, Metrics(), refused=self.waker.refused)
         for node in ("n", "m"):
@@ -114,6 +116,24 @@ async def test_a_pod_that_is_gone_stops_nobody(world: Woken) -> None:
     assert world.ask(world.waiting("a"), "n") == []
     world.end("n")
     assert await world.next_woken() == "a"
+
+
+async def test_nobody_is_woken_by_half_a_picture(world: Woken) -> None:
+    """A list is being handed over: what looks free may be taken by those that come next."""
+    one = world.waiting("a")
+    assert world.ask(one, "n") == []
+    half = world.cluster.gate = Gate(Half())
+    world.end("n")
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert world.api.patches.empty()
+    half.lists = ()
+    assert await world.next_woken() == "a"
+
+
+class Half:
+    name = "pods"
+    whole = False
 
 
 async def test_at_most_some_dozens_are_remembered(world: Woken) -> None:

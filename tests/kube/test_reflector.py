@@ -1,7 +1,7 @@
 """The reflector against a scripted API server: what its owner is told, and when it lists or only watches."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +11,7 @@ from kube_fakes import FakeTransport, HurriedClock, ManualClock, gone, line, pod
 from structlog.testing import capture_logs
 
 from gpuslice.kube.client import Client
-from gpuslice.kube.reflector import Reflector
+from gpuslice.kube.reflector import BACKWARDS_SECONDS, BEHIND_SECONDS, Reflector
 from gpuslice.kube.wire import Pod
 
 
@@ -21,19 +21,26 @@ class Owner:
     def __init__(self) -> None:
         self.state: dict[str, str] = {}
         self.told: list[str] = []
+        self.asks: Callable[[], bool] = lambda: True
+        self.whole: list[bool] = []
+        """What `asks` said at each call."""
 
     def on_set(self, item: Pod) -> None:
+        self.whole.append(self.asks())
         assert self.state.get(item.key, item.uid) == item.uid, "a new uid without a drop of the old one"
         self.state[item.key] = item.uid
         self.told.append(f"set {item.name} {item.uid} {item.metadata.resource_version}")
 
     def on_drop(self, item: Pod) -> None:
+        self.whole.append(self.asks())
         assert self.state.pop(item.key) == item.uid, "a drop of something never told"
         self.told.append(f"drop {item.name} {item.uid}")
 
 
 @asynccontextmanager
-async def following(server: FakeTransport, clock: ManualClock) -> AsyncIterator[tuple[Owner, Reflector[Pod]]]:
+async def following(
+    server: FakeTransport, clock: ManualClock, *, relists: bool = False
+) -> AsyncIterator[tuple[Owner, Reflector[Pod]]]:
     owner = Owner()
     reflector = Reflector(
         Client(server),
@@ -42,6 +49,7 @@ async def following(server: FakeTransport, clock: ManualClock) -> AsyncIterator[
         on_drop=owner.on_drop,
         clock=clock,
         random=lambda: 1.0,
+        relists=relists,
     )
     task = asyncio.create_task(reflector.run())
     try:
@@ -171,6 +179,101 @@ async def test_an_error_other_than_gone_lists_again() -> None:
         watch.push(line("ERROR", {"kind": "Status", "code": 500, "message": "etcd lost its mind"}))
         await server.watch(2)
         assert server.lists == 2
+
+
+async def test_what_is_known_is_not_whole_while_a_list_is_handed_over() -> None:
+    """What the vanished ones held looks free until those are known that came in their place."""
+    server, clock = FakeTransport(), HurriedClock()
+    server.page = 2
+    server.objects = [pod(f"p{n}", f"u{n}", n) for n in range(5)]
+    async with following(server, clock) as (owner, reflector):
+        assert not reflector.whole
+        owner.asks = lambda: reflector.whole
+        watch = await server.watch(1)
+        assert reflector.whole
+        assert owner.whole == [False] * 5
+        owner.whole.clear()
+        server.objects = [pod(f"q{n}", f"v{n}", 9) for n in range(600)]  # several turns of the event loop
+        server.version = 9
+        watch.push(gone())
+        await server.watch(2)
+        assert owner.whole == [False] * 605
+        assert reflector.whole
+
+
+async def test_a_list_after_an_empty_one_is_not_whole_page_by_page() -> None:
+    server, clock = FakeTransport(), HurriedClock()
+    async with following(server, clock) as (owner, reflector):
+        owner.asks = lambda: reflector.whole
+        watch = await server.watch(1)
+        server.objects, server.version, server.page = [pod("p", "u", 2), pod("q", "v", 2)], 2, 1
+        watch.push(gone())
+        await server.watch(2)
+        assert owner.whole == [False, False]
+
+
+async def test_what_is_known_grows_old_without_a_watch() -> None:
+    server, clock = FakeTransport(), ManualClock()
+    async with following(server, clock) as (_, reflector):
+        watch = await server.watch(1)
+        server.down = True
+        watch.break_off()
+        await settle()
+        clock.advance(BEHIND_SECONDS - 0.1)
+        assert reflector.whole, "a server ends each watch after some minutes"
+        clock.advance(0.1)
+        assert not reflector.whole
+        clock.advance(3600)
+        await settle()
+        clock.advance(3600)
+        server.down = False
+        await settle()
+        clock.advance(20)
+        await server.watch(2)
+        await settle()
+        assert reflector.whole
+
+
+async def test_who_decides_lists_anew_after_a_gap() -> None:
+    """A watch brings what happened in the gap as well, but does not say when all of it has come."""
+    server, clock = FakeTransport(), HurriedClock()
+    server.objects = [pod("p", "u", 1)]
+    async with following(server, clock, relists=True) as (owner, reflector):
+        watch = await server.watch(1)
+        watch.break_off()
+        second = await server.watch(2)
+        assert (server.lists, second.version) == (1, "1"), "a short one is none"
+        began = clock.seconds
+        server.down = True
+        second.break_off()
+        while clock.seconds < began + BEHIND_SECONDS + 1:
+            await settle(5)
+        server.objects, server.version = [], 5
+        server.down = False
+        assert not reflector.whole
+        assert (await server.watch(3)).version == "5"
+        assert (server.lists, owner.state) == (2, {})
+        assert reflector.whole
+
+
+async def test_a_list_of_the_past_is_not_believed_unless_the_server_insists() -> None:
+    """An API server that is behind the others brings ended pods back; one restored from a backup is right."""
+    server, clock = FakeTransport(), HurriedClock()
+    server.objects, server.version = [pod("old", "a", 3)], 10
+    async with following(server, clock, relists=True) as (owner, reflector):
+        watch = await server.watch(1)
+        watch.push(line("DELETED", pod("old", "a", 20)), line("ADDED", pod("new", "b", 21)))
+        await settle()
+        began = clock.seconds
+        watch.push(gone())
+        while clock.seconds < began + BEHIND_SECONDS:
+            await settle(1)
+        assert owner.state == {"default/new": "b"}
+        assert not reflector.whole
+        await server.watch(2)
+        assert clock.seconds - began >= BACKWARDS_SECONDS
+        assert owner.state == {"default/old": "a"}
+        assert reflector.whole
 
 
 NAMES = ["a", "b", "c"]

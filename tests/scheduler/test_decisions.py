@@ -9,7 +9,7 @@ from lab import node_body, pod_body
 
 from gpuslice.cluster.feed import ClusterFeed, Listener
 from gpuslice.cluster.state import Cluster
-from gpuslice.kube.client import Client
+from gpuslice.kube.client import Client, Transport
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.verdict import Code, Verdict
@@ -106,7 +106,7 @@ class _Binder:
 
 def scheduler(clock: StepClock) -> tuple[Scheduler, _Binder, Listener]:
     binder, feed, cluster = _Binder(), _Feed(), Cluster(clock=clock)
-    client = cast(Client, None)
+    client = Client(cast(Transport, None))
     made = Scheduler(
         client,
         cluster,

@@ -29,7 +29,7 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.leading import Alone, Leadership
+from gpuslice.kube.gate import Gate, GatedClient
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import KubeObject, Node, Pod
 
@@ -53,15 +53,12 @@ class NodePoolController:
         feed: ClusterFeed,
         *,
         machines: Machines | None = None,
-        leadership: Leadership | None = None,
         clock: Clock,
         new_id: Callable[[], str],
         random: Callable[[], float],
     ) -> None:
-        self._client = client
         self._feed = feed
         self._machines = machines
-        self._leadership = leadership or Alone()
         self._clock = clock
         self._world = PoolWorld(cluster, clock)
         self._pools: dict[str, GPUNodePool] = {}
@@ -69,8 +66,16 @@ class NodePoolController:
         self._changed = asyncio.Event()
         self._recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id, random=random)
         self._reflector = Reflector(
-            client, GPUNodePool, on_set=self._set_pool, on_drop=self._drop_pool, clock=clock, random=random
+            client,
+            GPUNodePool,
+            on_set=self._set_pool,
+            on_drop=self._drop_pool,
+            clock=clock,
+            random=random,
+            relists=True,
         )
+        self._gate = Gate(self._reflector, beside=cluster.gate)
+        self._client = GatedClient(client, self._gate)
         self._joining = Joining(client, feed, self._on_change, clock=clock)
 
     async def run(self) -> None:
@@ -81,7 +86,7 @@ class NodePoolController:
             await self._joining.catch_up()
             await self._reflector.synced.wait()
             while True:
-                if self._leadership.leads:
+                if not self._gate.closed():
                     await self._turn()
                 await happened(self._changed, self._clock, LOOK_SECONDS)
                 await self._clock.sleep(PAUSE_SECONDS)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -21,7 +22,7 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.kubeconfig import own_namespace
-from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, label_leader
+from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, campaigning, label_leader
 from gpuslice.kube.wire import Node
 from gpuslice.names import LABEL_LEADER, SCHEDULER_NAME
 from gpuslice.observe.logging import setup
@@ -109,7 +110,7 @@ async def extender(
             leadership=leadership,
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,
         ) as listening:
-            group.create_task(_pools(client, listening.feed, leadership, clock=clock))
+            group.create_task(_pools(client, listening.feed, clock=clock))
             await _probes(
                 probes,
                 waits_for=lambda: _not_synced(listening.feed) or hook.waits_for(),
@@ -141,9 +142,11 @@ async def scheduler(
     clock = SystemClock()
     cluster = Cluster(clock=clock, policy=Policy(policy))
     metrics = Metrics()
-    async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
-        feed = ClusterFeed(client, cluster, clock=clock, random=_random.random)
+    async with connected(kubeconfig) as client, AsyncExitStack() as stack:
         leadership = Election(lease, identity).leadership(client, clock)
+        await stack.enter_async_context(campaigning(leadership))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        feed = ClusterFeed(client, cluster, clock=clock, random=_random.random, leadership=leadership)
         hook = Webhook(client, webhook, clock=clock)
         group.create_task(hook.run())
         group.create_task(feed.run())
@@ -155,7 +158,6 @@ async def scheduler(
                 clock=clock,
             )
         )
-        group.create_task(leadership.run())
         while not leadership.leads:
             await clock.sleep(LOOK_SECONDS)
         group.create_task(
@@ -169,10 +171,12 @@ async def scheduler(
                 mig_idle_seconds=mig_idle,
             )
         )
-        group.create_task(_pools(client, feed, leadership, clock=clock))
+        group.create_task(_pools(client, feed, clock=clock))
         while leadership.leads:
             await clock.sleep(LOOK_SECONDS)
-        raise Unavailable("the Lease is lost to another replica, which schedules from now on")
+        raise Unavailable(
+            "the Lease was not renewed in time, or another replica has it: another one schedules"
+        )
 
 
 async def agent(
@@ -251,7 +255,7 @@ async def agent(
         group.create_task(_probes(probes, waits_for=running.waits_for, metrics=running.metrics, clock=clock))
 
 
-async def _pools(client: Client, feed: ClusterFeed, leadership: Leadership, *, clock: Clock) -> None:
+async def _pools(client: Client, feed: ClusterFeed, *, clock: Clock) -> None:
     """Label and configure the nodes of pools, while this replica leads."""
     from gpuslice.capacity.poolcontroller import NodePoolController
 
@@ -259,7 +263,6 @@ async def _pools(client: Client, feed: ClusterFeed, leadership: Leadership, *, c
         client,
         feed.cluster,
         feed,
-        leadership=leadership,
         clock=clock,
         new_id=_new_id,
         random=_random.random,

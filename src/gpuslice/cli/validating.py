@@ -97,20 +97,15 @@ def _configuration(document: Json, file: str, where: str = "") -> Iterator[Findi
     name = where + ("mig-parted configuration" if partition else "device plugin configuration")
     try:
         if partition:
-            for error in MigPartedFile.read(document).refused.values():
-                yield _error(file, name, error)
+            MigPartedFile.read(document)
             return
         warnings = NvidiaConfig.read(document).warnings
     except InputError as error:
-        yield _error(file, name, error)
+        yield Finding(Level.ERROR, file, name, error.field, str(error).removeprefix(f"{error.field}: "))
         return
     for warning in warnings:
         field, _, sentence = warning.partition(": ")
         yield Finding(Level.WARNING, file, name, field, sentence)
-
-
-def _error(file: str, name: str, error: InputError) -> Finding:
-    return Finding(Level.ERROR, file, name, error.field, str(error).removeprefix(f"{error.field}: "))
 
 
 def _objects(document: Any, where: str) -> Iterator[Json]:

@@ -14,6 +14,8 @@ from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client
+from gpuslice.kube.gate import Gate
+from gpuslice.kube.leading import Leadership
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import ConfigMap, KubeObject, Node, Pod
 
@@ -22,20 +24,38 @@ Listener = Callable[[ChangeKind, KubeObject], None]
 
 
 class ClusterFeed:
-    """Three reflectors and a list of listeners. `run` for ever, `wait_synced` before deciding anything."""
+    """Reflectors and a list of listeners, to `run` for ever. The cluster's gate says when it is true."""
 
     def __init__(
-        self, client: Client, cluster: Cluster, *, clock: Clock, random: Callable[[], float]
+        self,
+        client: Client,
+        cluster: Cluster,
+        *,
+        clock: Clock,
+        random: Callable[[], float],
+        leadership: Leadership | None = None,
     ) -> None:
         self.cluster = cluster
         self.listeners: list[Listener] = []
         self.begun = False
         """True once changes may have been told: who listens before that misses nothing."""
         self._nodes = Reflector(
-            client, Node, on_set=self._set_node, on_drop=self._drop_node, clock=clock, random=random
+            client,
+            Node,
+            on_set=self._set_node,
+            on_drop=self._drop_node,
+            clock=clock,
+            random=random,
+            relists=True,
         )
         self._pods = Reflector(
-            client, Pod, on_set=self._set_pod, on_drop=self._drop_pod, clock=clock, random=random
+            client,
+            Pod,
+            on_set=self._set_pod,
+            on_drop=self._drop_pod,
+            clock=clock,
+            random=random,
+            relists=True,
         )
         self._configs = Reflector(
             client,
@@ -45,7 +65,9 @@ class ClusterFeed:
             namespace=names.UNHEALTHY_NAMESPACE,
             clock=clock,
             random=random,
+            relists=True,
         )
+        cluster.gate = Gate(self._nodes, self._pods, self._configs, leadership=leadership)
 
     @property
     def synced(self) -> bool:

@@ -27,6 +27,7 @@ from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
 from gpuslice.cluster.text import RECORD_LIMIT
 from gpuslice.devices.inventory import Mode, NodeGpus
 from gpuslice.errors import InputError
+from gpuslice.kube.gate import Gate
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.node import place
@@ -56,6 +57,8 @@ class Cluster:
         self, *, clock: Clock, policy: Policy = Policy.BINPACK, default_unit: MemoryUnit = GIB
     ) -> None:
         self.policy = policy
+        self.gate = Gate()
+        """Asked before anything is decided. Whoever feeds the cluster sets it; fed by hand it is whole."""
         self.fleet = Fleet()
         self._clock = clock
         self._default_unit = default_unit
@@ -342,7 +345,8 @@ class Cluster:
         if all(charge in old.charges for charge in new.charges):
             return new  # it is where it was counted: nobody has to give way
         siblings = self._on_node.get(new.node, ())
-        others = (self._pods[uid] for uid in siblings if uid != new.uid)
+        # A reservation gives way to nobody: whoever wrote of this pod did not know of it.
+        others = (self._pods[uid] for uid in siblings if uid != new.uid and not self._pods[uid].assumed)
         giving = hand_over(old, new, others)
         if not giving and not is_assigned(new) and not self._has_room(old, new):
             # Only a plan, and one that cannot be: what it leaves would be given to one pod too many.

@@ -8,7 +8,7 @@ Errors: every verb raises `errors.ApiError` (its subclass by HTTP status) when t
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -189,9 +189,11 @@ class Client:
         label_selector: str = "",
         field_selector: str = "",
         timeout_seconds: int = 290,
+        on_open: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[WatchEvent[K]]:
         """Follow changes from a version on, bookmarks included, until the server ends the stream.
 
+        `on_open` is called once the server has begun to answer: it knows the version.
         Raises Gone if the version is too old: list again (deletions in between are lost otherwise).
         """
         query = _query(
@@ -206,6 +208,7 @@ class Client:
         async with self.transport.stream(kind.resource.path(namespace), query=query) as (status, lines):
             if status != 200:
                 raise _error(status, b"".join([line async for line in lines]))
+            on_open()
             async for line in lines:
                 event = _watch_decoder.decode(line)
                 if event.type == "ERROR":

@@ -6,6 +6,10 @@ exactly what the server has, and every deletion is told exactly once, also one t
 watch was open. The last is why it is ours: a client that restarts a watch after 410 without listing
 loses deletions, and a scheduler that misses a deletion leaks a GPU.
 
+Between two such moments the owner knows half: while pages come in, and while what a new list says is handed
+over. And what it knows grows old while no watch is open. `whole` says whether either is so: who decides from
+what a reflector tells asks it (`gate`).
+
 Only `key -> uid` is kept; the objects belong to the owner.
 """
 
@@ -31,6 +35,11 @@ K = TypeVar("K", bound=KubeObject)
 BACKOFF: Final = Backoff(base=0.1, cap=10.0)
 STEADY_SECONDS: Final = 5.0
 """A watch that lived this long was a good one: the next failure starts the backoff anew."""
+BEHIND_SECONDS: Final = 2.0
+"""What is known is the present for so long after a watch has ended; a server ends each after some minutes."""
+BACKWARDS_SECONDS: Final = 30.0
+"""How long lists are not believed that are older than what the server said before. One that was restored from
+a backup goes on saying so."""
 BATCH: Final = 250
 """Objects handed over between two yields to the event loop: a relist must not stall other requests."""
 
@@ -44,6 +53,9 @@ class Reflector(Generic[K]):
     to `on_drop` is the last one the server sent, or, if the deletion was missed, one with nothing but
     namespace, name and uid. The callbacks run on the event loop and must not block; what they raise
     ends `run`.
+
+    `relists`: list anew when no watch was open for BEHIND_SECONDS. What happened meanwhile would come with
+    the next watch as well, but nothing says when all of it has come; a list does.
     """
 
     def __init__(
@@ -58,6 +70,7 @@ class Reflector(Generic[K]):
         field_selector: str = "",
         clock: Clock,
         random: Callable[[], float],
+        relists: bool = False,
     ) -> None:
         self.synced = asyncio.Event()
         """Set once the first complete list has been handed over."""
@@ -70,18 +83,34 @@ class Reflector(Generic[K]):
         self._field_selector = field_selector
         self._clock = clock
         self._random = random
+        self._relists = relists
         self._uids: dict[str, str] = {}
         self._version = ""  # watch from here; "" = list first
+        self._newest = ""  # the latest version that the server spoke of
+        self._backwards_since: float | None = None
+        self._handed_over = False
+        self._unwatched_since: float | None = None  # None while a watch is open
         self._failures = 0
         self._outage = False
         self._quick_ends = 0  # a server that ends every watch at once must not make us spin
+
+    @property
+    def name(self) -> str:
+        """What is followed, in the plural."""
+        return self._kind.resource.plural
+
+    @property
+    def whole(self) -> bool:
+        """True while the owner knows all that there is, as of now."""
+        since = self._unwatched_since
+        return self._handed_over and (since is None or self._clock.monotonic() - since < BEHIND_SECONDS)
 
     async def run(self) -> None:
         """Follow the kind for ever. Outages are waited out, and logged once each."""
         while True:
             started = self._clock.monotonic()
             try:
-                if not self._version:
+                if not self._version or (self._relists and not self.whole):
                     await self._list()
                     started = self._clock.monotonic()
                 progressed = await self._watch()
@@ -105,6 +134,8 @@ class Reflector(Generic[K]):
         # The first time nothing can have vanished, and pages are handed over as they come: a start then needs
         # the memory of one page. Later the whole list must be there before anything is known to be gone.
         first = not self._uids
+        if first:
+            self._handed_over = False
         items: list[K] = []
         version = ""
         pages = self._client.pages(
@@ -120,16 +151,36 @@ class Reflector(Generic[K]):
                     await self._hand_over(page.items)
                 else:
                     items += page.items
+        self._check_order(version)
         self._recovered()
         if not first:
+            # What is free of the vanished ones is not free before those are known that came.
+            self._handed_over = False
             present = {item.key: item.uid for item in items}
             # Drops first: what the vanished ones held is free for those that came.
             for key, uid in list(self._uids.items()):
                 if present.get(key) != uid:
                     self._drop(key, _tombstone(self._kind, key, uid))
             await self._hand_over(items)
-        self._version = version
+        self._version = self._newest = version
+        self._handed_over = True
+        self._unwatched_since = self._clock.monotonic()
         self.synced.set()
+
+    def _check_order(self, version: str) -> None:
+        """Raise Unavailable for a list of the past, unless the server insists."""
+        if version == self._newest or not _older(version, self._newest):
+            self._backwards_since = None
+            return
+        now = self._clock.monotonic()
+        if self._backwards_since is None:
+            self._backwards_since = now
+        if now - self._backwards_since < BACKWARDS_SECONDS:
+            raise Unavailable(f"a list of version {version} came after version {self._newest}")
+        _log.warning(
+            "the API server has gone back", kind=self._kind.resource.kind, version=version, was=self._newest
+        )
+        self._backwards_since = None
 
     async def _hand_over(self, items: list[K]) -> None:
         for number, item in enumerate(items, start=1):
@@ -146,15 +197,23 @@ class Reflector(Generic[K]):
             resource_version=self._version,
             label_selector=self._label_selector,
             field_selector=self._field_selector,
+            on_open=self._opened,
         )
-        async with aclosing(cast("AsyncGenerator[WatchEvent[K], None]", events)) as stream:
-            async for event in stream:
-                self._recovered()
-                progressed = True
-                self._quick_ends = 0
-                self._apply(event)
+        try:
+            async with aclosing(cast("AsyncGenerator[WatchEvent[K], None]", events)) as stream:
+                async for event in stream:
+                    self._recovered()
+                    progressed = True
+                    self._quick_ends = 0
+                    self._apply(event)
+        finally:
+            if self._unwatched_since is None:
+                self._unwatched_since = self._clock.monotonic()
         self._recovered()
         return progressed
+
+    def _opened(self) -> None:
+        self._unwatched_since = None
 
     def _apply(self, event: WatchEvent[K]) -> None:
         item = event.object
@@ -165,7 +224,7 @@ class Reflector(Generic[K]):
         elif event.type != "BOOKMARK" and not _older(version, self._version):
             self._set(item)
         if version and not _older(version, self._version):
-            self._version = version
+            self._version = self._newest = version
 
     def _set(self, item: K) -> None:
         key, known = item.key, self._uids.get(item.key)

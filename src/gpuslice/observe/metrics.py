@@ -42,6 +42,7 @@ class Metrics:
         self.unknown_pods = self._gauge(
             "gpuslice_cluster_pods_without_known_gpu", "Pods on a node whose GPU nobody recorded."
         )
+        self.sums = (self.gpus, self.unhealthy_gpus, self.memory_mib, self.allocated_mib, self.unknown_pods)
 
     def render(self) -> bytes:
         """The text that /metrics answers."""

@@ -53,6 +53,8 @@ class _Attempt:
     """When the last of them was sent (monotonic seconds)."""
     first: bool = False
     """True if certainly nothing was ever asked of the API server for this pod before."""
+    final: bool = False
+    """True once it is known that there will be no other try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,8 @@ class Binder:
             return Verdict(Code.BAD_REQUEST, str(error))
         if not request:
             return {}
+        if why := self._cluster.gate.closed():
+            return Verdict(Code.NOT_READY, why)
         outcome = self._cluster.assume(pod, node)
         if isinstance(outcome, Verdict):
             return outcome
@@ -191,10 +195,11 @@ class Binder:
                 failure = error
             else:
                 return self._done(attempt, pod)
-            fresh = await self._learn(attempt, pod, failure, last=tries >= TRIES)
+            attempt.final = tries >= TRIES
+            fresh = await self._learn(attempt, pod, failure)
             if fresh is None:
                 return None
-            if tries >= TRIES or attempt.answer.done():
+            if attempt.final or attempt.answer.done():
                 return self._give_up(attempt, fresh, _failed(failure))
             if fresh.metadata.resource_version not in attempt.versions:
                 # Nothing of ours is on its way any more: decide anew, in one step, for what the pod is now.
@@ -206,10 +211,11 @@ class Binder:
                 annotations = outcome
             pod = fresh
 
-    async def _learn(self, attempt: _Attempt, pod: Pod, failure: GpuSliceError, *, last: bool) -> Pod | None:
+    async def _learn(self, attempt: _Attempt, pod: Pod, failure: GpuSliceError) -> Pod | None:
         """Read the pod until its state is known. The unbound pod to try again with, or None: all is said.
 
         If there will be no other try, the unbound pod is fenced, so that the reservation can be given back.
+        There is none while the gate is closed: another replica may decide by now.
         """
         failures = 0
         while True:
@@ -222,9 +228,10 @@ class Binder:
                 if fresh.spec.node_name:
                     self._settle(attempt, fresh)
                     return None
+                attempt.final |= bool(self._cluster.gate.closed())
                 on_its_way = fresh.metadata.resource_version in attempt.versions
                 stale = self._clock.monotonic() - attempt.sent >= STALE_SECONDS
-                if on_its_way and not stale and (last or attempt.answer.done()):
+                if on_its_way and not stale and (attempt.final or attempt.answer.done()):
                     fresh = await self._fence(fresh)
             except GpuSliceError as error:
                 failures += 1

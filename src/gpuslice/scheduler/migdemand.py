@@ -35,7 +35,7 @@ from gpuslice.devices.migprofile import MigProfile
 from gpuslice.errors import GpuSliceError, InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.leading import Alone, Leadership
+from gpuslice.kube.gate import GatedClient
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.migcluster import MigDemand, MigPlacement
 from gpuslice.placement.migdemand import DemandGpu, DemandPlan, UncutDemand, plan_demand
@@ -69,14 +69,12 @@ class MigDemandController:
         *,
         clock: Clock,
         recorder: EventRecorder,
-        leadership: Leadership | None = None,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        self._client = client
+        self._client = GatedClient(client, cluster.gate)
         self._cluster = cluster
         self._clock = clock
         self._recorder = recorder
-        self._leadership = leadership or Alone()
         self._idle_seconds = idle_seconds
         self._table = NodeTable()
         self._nodes: dict[str, Node] = {}
@@ -101,7 +99,7 @@ class MigDemandController:
             await self._clock.sleep(max(PAUSE_SECONDS, REST * took))
             self._changed.clear()
             began = self._clock.monotonic()
-            if self._nodes and self._leadership.leads:
+            if self._nodes and not self._cluster.gate.closed():
                 try:
                     await self._round()
                 except GpuSliceError as error:

@@ -19,7 +19,7 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.leading import Alone, Leadership
+from gpuslice.kube.gate import GatedClient
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Code
 from gpuslice.scheduler.facts import PodFacts, read_pod
@@ -59,10 +59,8 @@ class PreemptionController:
         serves: Callable[[str], bool],
         clock: Clock,
         recorder: EventRecorder,
-        leadership: Leadership | None = None,
     ) -> None:
         self._cluster = cluster
-        self._leadership = leadership or Alone()
         self._serves = serves
         self._clock = clock
         self._recorder = recorder
@@ -70,7 +68,11 @@ class PreemptionController:
         self._nominations = Nominations(self._table, cluster)
         self._planner = Planner(self._table, cluster, self._nominations, allows=self._is_blind_spot)
         self._preemptor = Preemptor(
-            client, self._planner, self._nominations, recorder, withdraw=self._nominations.withdraw
+            GatedClient(client, cluster.gate),
+            self._planner,
+            self._nominations,
+            recorder,
+            withdraw=self._nominations.withdraw,
         )
         self._stuck: dict[str, PodFacts] = {}
         self._said: dict[str, str] = {}
@@ -86,7 +88,7 @@ class PreemptionController:
                 await self._changed.wait()
                 await self._clock.sleep(PAUSE_SECONDS)
                 self._changed.clear()
-                blocked = await self._round() if self._leadership.leads else bool(self._stuck)
+                blocked = await self._round()
                 if blocked and (reminder is None or reminder.done()):
                     reminder = group.create_task(self._remind())
 
@@ -109,6 +111,8 @@ class PreemptionController:
         """Look at every stuck pod once. True if something stood in the way that may pass."""
         blocked = False
         for facts in sorted(self._stuck.values(), key=lambda f: -f.demand.priority):
+            if self._cluster.gate.closed():
+                return True
             if facts.uid in self._stuck and self._planner.worth_a_look(facts) and not self._fits(facts):
                 outcome = await self._preemptor.preempt(facts)
                 blocked |= outcome.passing

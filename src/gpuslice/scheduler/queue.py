@@ -145,6 +145,13 @@ class SchedulingQueue:
                 return facts
             await self._sleep_until(self._next_due())
 
+    def put_back(self, uid: str) -> None:
+        """It was not decided after all: the pod is next again, if it is still here."""
+        entry = self._entries.get(uid)
+        if entry is not None and entry.place is _Place.OUT:
+            entry.attempts -= 1
+            self._put(entry)
+
     def retry(self, uid: str) -> None:
         """A try failed for a passing reason: again after the backoff."""
         entry = self._entries.get(uid)

@@ -23,6 +23,7 @@ from gpuslice.errors import ApiError, GpuSliceError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.gate import GatedClient
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
@@ -71,7 +72,11 @@ class Scheduler:
         self._cycle = Cycle(self.table, cluster, self._nominations)
         self._planner = Planner(self.table, cluster, self._nominations)
         self._preemptor = Preemptor(
-            client, self._planner, self._nominations, recorder, withdraw=self._withdraw
+            GatedClient(client, cluster.gate),
+            self._planner,
+            self._nominations,
+            recorder,
+            withdraw=self._withdraw,
         )
         self._refusals: OrderedDict[Demand, Decision] = OrderedDict()
         self._hopeless: set[Demand] = set()  # no victims would help them; holds as long as refusals do
@@ -90,7 +95,12 @@ class Scheduler:
             self._group = group
             group.create_task(self._report())
             while True:
-                self._handle(await self.queue.pop())
+                await self._cluster.gate.opened(self._clock)
+                facts = await self.queue.pop()
+                if self._cluster.gate.closed():
+                    self.queue.put_back(facts.uid)
+                    continue
+                self._handle(facts)
                 # Answers and changes are taken in between decisions.
                 await asyncio.sleep(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -26,7 +27,11 @@ async def views(cluster: Cluster) -> AsyncIterator[NodeView]:
 
 
 async def summed_up(cluster: Cluster, metrics: Metrics) -> bytes:
-    """The text for Prometheus, with the cluster's sums as they are now."""
+    """The text for Prometheus, with the cluster's sums as they are now; NaN while not all is known."""
+    if cluster.gate.incomplete():
+        for gauge in metrics.sums:
+            gauge.set(math.nan)
+        return metrics.render()
     gpus = unhealthy = total = used = unknown = 0
     async for view in views(cluster):
         gpus += len(view.gpus)

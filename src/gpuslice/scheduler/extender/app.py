@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpuslice import names
 from gpuslice.clock import Clock
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, Unavailable
 from gpuslice.observe.limits import Limits
 from gpuslice.observe.metrics import CONTENT_TYPE, Metrics
 from gpuslice.observe.serving import TooLarge, read_body
@@ -123,7 +123,10 @@ class ExtenderApp:
 
         async def answer(body: bytes) -> Answer:
             start = self._clock.monotonic()
-            result = handler(body)
+            try:
+                result = handler(body)
+            except Unavailable as error:
+                return 503, TEXT, f"{error}\n".encode()
             observe(self._clock.monotonic() - start)
             return 200, JSON, result
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuslice.cluster.records import NodeView
 from gpuslice.cluster.state import Cluster
-from gpuslice.errors import ApiError, GpuSliceError, InputError, NotFound
+from gpuslice.errors import ApiError, GpuSliceError, InputError, NotFound, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import NAME_LENGTH, Pod, name_problem
 from gpuslice.observe.metrics import Metrics
@@ -38,6 +38,8 @@ _KEPT: Final = np.uint8(CODES.index(Code.INSUFFICIENT))
 class Extender:
     """The verbs of one extender. The decisions are synchronous: they see one state of the cluster.
 
+    While the cluster's gate is closed none is made: filter and bind say so in their `Error`, the others raise
+    Unavailable. kube-scheduler tries the pod again after its backoff.
     `kept` names those of some nodes whose room is kept for a pod more important than the one that asks.
     `refused` is told of every pod that the engine lets on none of its nodes.
     """
@@ -70,6 +72,8 @@ class Extender:
             if pod is None:
                 return wire.filter_error("arg or pod is nil")
             request = self._cluster.request_of(pod)
+            if request and (why := self._cluster.gate.closed()):
+                return wire.filter_error(why)
             self._remember(pod)
             if wire.given(args.node_names):
                 return self._filter(pod, request, self._lists.get(bytes(args.node_names)), None)
@@ -119,6 +123,7 @@ class Extender:
         The best of the nodes asked about gets 10 and the worst 0: on so coarse a scale the absolute scores of
         nodes that differ by one pod would mostly be the same, and kube-scheduler's own spreading decide.
         """
+        self._check_gate()
         try:
             args = wire.decode(body, wire.FilterArgs)
             pod = wire.decode_pod(args.pod)
@@ -148,6 +153,7 @@ class Extender:
         pods that do are named, besides those proposed that hold no GPU (they free something else). Nodes
         where no eviction helps are left out.
         """
+        self._check_gate()
         try:
             args = wire.decode(body, wire.PreemptArgs)
             pod = wire.decode_pod(args.pod)
@@ -173,14 +179,18 @@ class Extender:
 
     # --- bind -------------------------------------------------------------------------------------
     async def bind(self, body: bytes) -> tuple[int, bytes]:
-        """ExtenderBindingArgs to ExtenderBindingResult: 200, or 500 with the reason, as gpushare."""
+        """ExtenderBindingArgs to ExtenderBindingResult: 200, or 500 with the reason, as gpushare; 503 if
+        there will be no such reason after a while.
+        """
         try:
             args = wire.decode(body, wire.BindArgs)
         except InputError as error:
             return 500, wire.bind_result(str(error))
         verdict = await self._bind(args)
         self._metrics.verdicts.labels("bind", verdict.code.value).inc()
-        return (200, wire.bind_result("")) if verdict.ok else (500, wire.bind_result(verdict.message))
+        if verdict.ok:
+            return 200, wire.bind_result("")
+        return 503 if verdict.code is Code.NOT_READY else 500, wire.bind_result(verdict.message)
 
     async def _bind(self, args: wire.BindArgs) -> Verdict:
         asked = (("PodName", args.pod_name), ("PodNamespace", args.pod_namespace), ("Node", args.node))
@@ -206,7 +216,12 @@ class Extender:
 
     # --- inspect ----------------------------------------------------------------------------------
     async def inspect(self, node: str | None = None) -> tuple[int, bytes]:
-        """gpushare's inspect JSON: all nodes by name, or one. Memory in the node's own unit."""
+        """gpushare's inspect JSON: all nodes by name, or one. Memory in the node's own unit.
+
+        503 while not all is known: nobody could tell half of it from the whole.
+        """
+        if why := self._cluster.gate.incomplete():
+            return 503, msgspec.json.encode({"nodes": [], "error": why})
         if node is None:
             nodes = [_inspect(view) async for view in views(self._cluster) if view.gpus]
             return 200, msgspec.json.encode({"nodes": nodes})
@@ -214,6 +229,10 @@ class Extender:
         if view is None:
             return 404, msgspec.json.encode({"nodes": [], "error": f'node "{node}" not found'})
         return 200, msgspec.json.encode({"nodes": [_inspect(view)]})
+
+    def _check_gate(self) -> None:
+        if why := self._cluster.gate.closed():
+            raise Unavailable(why)
 
     async def metrics(self) -> bytes:
         """The text for Prometheus, with the cluster summed up as it is now."""

@@ -13,7 +13,7 @@ from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.leading import Leadership
+from gpuslice.kube.leading import Alone, Leadership, campaigning
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls, serving
@@ -59,27 +59,25 @@ async def extender(
 ) -> AsyncIterator[Listening]:
     """Run an extender while the block runs. It listens at once and is ready once its cache is complete.
 
-    Every replica answers; of several, only the one that leads evicts pods to make room, and only for pods of
-    schedulers that it `serves`. It also has GPUs cut on demand; what was cut may be idle `mig_idle_seconds`.
+    Of several replicas only the one that leads decides; the others keep their caches complete. It evicts pods
+    to make room for pods of schedulers that it `serves`, and has GPUs cut on demand; what was cut may be idle
+    `mig_idle_seconds`.
 
     Leaving the block turns /readyz to 503, finishes binds in flight, then stops. Raises InputError if the
     address is taken or the TLS files cannot be used; what goes wrong later comes as an ExceptionGroup.
     """
     metrics = Metrics()
-    feed = ClusterFeed(client, cluster, clock=clock, random=random)
+    feed = ClusterFeed(client, cluster, clock=clock, random=random, leadership=leadership)
     binder = Binder(cluster, client, clock=clock, random=random)
     recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id)
     # kube-scheduler never asks its extender to make room on a single GPU; this watches for such pods.
-    preemption = PreemptionController(
-        client, cluster, feed, serves=serves, clock=clock, recorder=recorder, leadership=leadership
-    )
+    preemption = PreemptionController(client, cluster, feed, serves=serves, clock=clock, recorder=recorder)
     cutting = MigDemandController(
         client,
         cluster,
         feed,
         clock=clock,
         recorder=recorder,
-        leadership=leadership,
         idle_seconds=mig_idle_seconds,
     )
     waker = Waker(client, cluster, feed, clock=clock)
@@ -97,6 +95,7 @@ async def extender(
         # In one group: if a part fails, the process ends instead of answering from a cache that stands still.
         # The server ends after them, once the binds in flight are answered.
         async with (
+            campaigning(leadership or Alone()),
             serving(app, host=host, port=port, clock=clock, tls=tls, limits=LIMITS) as (
                 bound_host,
                 bound_port,
@@ -105,8 +104,6 @@ async def extender(
         ):
             parts = [feed.run(), binder.run(), recorder.run(), _settle(feed)]
             parts += [preemption.run(), cutting.run(), waker.run()]
-            if leadership is not None:
-                parts.append(leadership.run())
             tasks = [group.create_task(part) for part in parts]
             try:
                 yield Listening(bound_host, bound_port, cluster, feed, binder, answering.metrics)

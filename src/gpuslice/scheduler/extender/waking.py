@@ -21,6 +21,7 @@ from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.client import Client
+from gpuslice.kube.gate import GatedClient
 from gpuslice.kube.wire import KubeObject, Pod
 from gpuslice.placement.fleet import Codes
 from gpuslice.requests.pod import PodRequest
@@ -48,7 +49,7 @@ class Waker:
     """Remembers who was refused lately, and by whom."""
 
     def __init__(self, client: Client, cluster: Cluster, feed: ClusterFeed, *, clock: Clock) -> None:
-        self._client = client
+        self._client = GatedClient(client, cluster.gate)
         self._cluster = cluster
         self._clock = clock
         self._refused: OrderedDict[str, _Refused] = OrderedDict()
@@ -67,6 +68,7 @@ class Waker:
         while True:
             await self._changed.wait()
             await self._clock.sleep(PAUSE_SECONDS)
+            await self._cluster.gate.opened(self._clock)
             self._changed.clear()
             for refused in self._late():
                 await self._wake(refused.pod)
