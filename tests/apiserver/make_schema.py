@@ -114,7 +114,7 @@ def main() -> None:
             continue
         if ".api.flowcontrol" in name or ".api.certificates" in name or ".kube-aggregator." in name:
             continue
-        if ".admissionregistration." in name and ("Policy" in name or "Param" in name):
+        if ".admissionregistration." in name and "MutatingAdmissionPolicy" in name:
             continue
         print(
             "type",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from chart_world import CASES, CHART, Case, Refused, find, objects, render
 
 from gpuslice import names
 from gpuslice.admission.mutate import PROTECTED, webhook_configuration
+from gpuslice.cli.uninstalling import ANNOTATIONS
 from gpuslice.config.devices import DevicesFile
 from gpuslice.config.migparted import MigPartedFile
 from gpuslice.config.nodeconfig import LABEL, Fallback
 from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import Flags
+from gpuslice.devices.labels import _OURS, _RESOURCE_KEYS
 from gpuslice.node.cdispec import FOLDER
 from gpuslice.node.configuring import ConfigFiles
 
@@ -216,7 +219,7 @@ def test_the_agent_mounts_exactly_what_it_needs() -> None:
     pod = find(render(case), "DaemonSet", "gpuslice-agent")["spec"]["template"]["spec"]
     host = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
     assert sorted(host.values()) == [
-        f"/data/kubelet/{n}" for n in ("device-plugins", "gpuslice", "pod-resources")
+        f"/data/kubelet/{n}" for n in ("device-plugins", "gpuslice", "pod-resources", "pods")
     ]
     (container,) = pod["containers"]
     mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
@@ -224,6 +227,99 @@ def test_the_agent_mounts_exactly_what_it_needs() -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert "privileged" not in container["securityContext"]
+
+
+def test_the_agents_and_the_schedulers_pods_are_not_the_first_to_go() -> None:
+    def priority(kind: str, name: str, values: dict[str, Any]) -> object:
+        spec = find(render(Case(values)), kind, name)["spec"]["template"]["spec"]
+        return spec.get("priorityClassName")
+
+    assert priority("DaemonSet", "gpuslice-agent", {}) == "system-node-critical"
+    assert priority("Deployment", "gpuslice-scheduler", {}) == "system-cluster-critical"
+    assert priority("DaemonSet", "gpuslice-agent", {"agent": {"priorityClassName": ""}}) is None
+
+
+def test_an_image_can_be_named_by_its_digest() -> None:
+    digest = "sha256:" + "0a" * 32
+    kube_scheduler = {"kubeScheduler": {"image": {"digest": digest}}}
+    text = render(Case({"image": {"digest": digest, "tag": "1"}, "scheduler": kube_scheduler}))
+    images = {
+        container["image"]
+        for one in objects(text)
+        if one["kind"] in ("Deployment", "DaemonSet", "Job")
+        for container in one["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {f"gpuslice@{digest}", f"registry.k8s.io/kube-scheduler@{digest}"}
+
+
+def test_the_extender_beside_a_kube_scheduler_has_a_token_of_its_own_and_no_other() -> None:
+    """The pod's account is kube-scheduler's; who may do its work is not the extender's account."""
+    text = render(CASES["bundled"])
+    pod = find(text, "Deployment", "gpuslice-scheduler")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    ours, theirs = (
+        [volumes[mount["name"]] for mount in container["volumeMounts"]] for container in pod["containers"]
+    )
+    assert not any("projected" in volume for volume in ours)
+    (secret,) = [volume["secret"]["secretName"] for volume in ours if "secret" in volume]
+    of = find(text, "Secret", secret)["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    assert of == "gpuslice-scheduler" != pod["serviceAccountName"]
+    assert any("projected" in volume for volume in theirs)
+    assert not any("secret" in volume for volume in theirs)
+    for one in objects(text):
+        if one["kind"].endswith("RoleBinding") and one["roleRef"]["name"].startswith(
+            ("system:", "extension-")
+        ):
+            assert [subject["name"] for subject in one["subjects"]] == [pod["serviceAccountName"]]
+
+
+def policy(name: str, **agent: object) -> str:
+    """All expressions of a policy of the chart."""
+    text = render(Case({"agent": agent}))
+    spec = find(text, "ValidatingAdmissionPolicy", f"gpuslice-{name}")["spec"]
+    assert spec["failurePolicy"] == "Fail"
+    parts = (*spec.get("variables", ()), *spec["validations"])
+    return "\n".join(part["expression"] for part in parts)
+
+
+def quoted(text: str) -> set[str]:
+    return set(re.findall(r"'([^']*)'", text))
+
+
+def test_the_policies_protect_every_annotation_that_we_write() -> None:
+    """What one writes and the other does not name would be refused, or be anybody's to write."""
+    held = {names.ALLOCATION, names.GPUSHARE_ALLOCATION, *names.GPUSHARE_ANNOTATIONS}
+    for name in ("pods", "bindings", "agent"):
+        assert held <= quoted(policy(name)), name
+    published = {*ANNOTATIONS, names.POOL_RECORD}
+    for name in ("nodes", "agent"):
+        assert published <= quoted(policy(name)), name
+    assert {names.BIND_FENCE, names.WOKEN, names.MIG_WANTED, names.POOL_RECORD} <= quoted(policy("scheduler"))
+
+
+def test_an_agent_may_write_every_label_that_it_owns() -> None:
+    """The policy's words are evaluated here as the API server does there."""
+    expression = policy("agent")
+    (pattern,) = re.findall(r"matches\('([^']*)'\)", expression)
+    starts = tuple(re.findall(r"startsWith\('([^']*)'\)", expression))
+
+    def may_write(key: str) -> bool:
+        return key in quoted(expression) or key.startswith(starts) or re.search(pattern, key) is not None
+
+    own = {*_OURS, *(f"nvidia.com/mig-1g.5gb.me.{key}" for key in _RESOURCE_KEYS), names.MIG_CONFIG_STATE}
+    assert [key for key in own if not may_write(key)] == []
+    others = (names.MIG_CONFIG, names.LABEL_GPUSHARE, names.MIG_POLICY, "nvidia.com/gpu.deploy.driver")
+    assert [key for key in (*others, "nvidia.com/gpu.present", "kubernetes.io/os") if may_write(key)] == []
+
+
+def test_policies_only_where_the_api_server_has_them_and_unless_told_otherwise() -> None:
+    for case in (Case(kubernetes="1.29.9"), Case({"policies": {"enabled": False}})):
+        assert "ValidatingAdmissionPolicy" not in render(case)
+    assert "nodefeatures" not in render(CASES["bundled"])
+    features = find(render(CASES["driver"]), "ValidatingAdmissionPolicy", "gpuslice-agent")
+    rules = features["spec"]["matchConstraints"]["resourceRules"]
+    assert ["nodefeatures"] in [rule["resources"] for rule in rules]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -249,7 +345,9 @@ def test_every_name_that_is_referred_to_exists(name: str) -> None:
               ("Role", "extension-apiserver-authentication-reader")}  # fmt: skip
     for one in objects(render(CASES[name])):
         wanted = set()
-        if one["kind"].endswith("Binding"):
+        if one["kind"] == "ValidatingAdmissionPolicyBinding":
+            wanted = {("ValidatingAdmissionPolicy", one["spec"]["policyName"])}
+        elif one["kind"].endswith("Binding"):
             wanted = {(one["roleRef"]["kind"], one["roleRef"]["name"])}
             wanted |= {(s["kind"], s["name"]) for s in one["subjects"]}
         if one["kind"] in ("Deployment", "DaemonSet"):

@@ -187,6 +187,17 @@ def test_compute_instances_are_told_as_devices(lab: Callable[..., Lab]) -> None:
     )
 
 
+def test_the_standard_configurations_are_a_file_that_is_read_again(lab: Callable[..., Lab]) -> None:
+    machine = lab()
+    written = machine.run("generate-config")
+    assert written.exit_code == 0
+    assert machine.run("apply", "-f", "-", "-c", "all-2g.10gb", stdin=written.stdout).exit_code == 0
+    assert machine.layouts()[0].count("2g.10gb") == 3
+    as_json = machine.run("generate-config", "-o", "json", "-f", str(machine.folder / "made.json"))
+    assert (as_json.exit_code, as_json.stdout) == (0, "")
+    assert yaml.safe_load(written.stdout) == json.loads((machine.folder / "made.json").read_text())
+
+
 def test_apply_reads_standard_input_and_mig_parteds_environment(
     lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +210,7 @@ def test_apply_reads_standard_input_and_mig_parteds_environment(
     monkeypatch.setenv("MIG_PARTED_HOOKS_FILE", "/hooks.yaml")
     result = machine.run("apply")
     assert result.exit_code == 0
-    assert result.stderr == "warning: MIG_PARTED_HOOKS_FILE=/hooks.yaml is not read: no hooks are run here\n"
+    assert result.stderr == "warning: the hooks file /hooks.yaml is not read: no hooks are run here\n"
     assert machine.layouts()[0] == "7g.40gb at 0:8"
     monkeypatch.setenv("MIG_PARTED_MODE_CHANGE_ONLY", "true")
     assert machine.run("assert").stdout == "Selected MIG mode settings from configuration currently applied\n"

@@ -151,7 +151,8 @@ def test_compute_instances_of_one_profile_share_its_instances() -> None:
 )
 def test_a_wrong_file_is_one_sentence_in_mig_parteds_words(text: str, sentence: str) -> None:
     with pytest.raises(InputError) as caught:
-        MigPartedFile.parse(text)
+        for error in MigPartedFile.parse(text).refused.values():
+            raise error
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -212,12 +213,41 @@ def test_gpus_that_cannot_be_partitioned_are_passed_over_by_all_and_refused_by_n
         wishes("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", t4)
 
 
-def test_a_gpu_is_described_once() -> None:
-    text = "version: v1\nmig-configs: {x: [{devices: all, mig-enabled: false}, {devices: [1], mig-enabled: false}]}"
-    with pytest.raises(
-        InputError, match=r"mig-configs.x\[1\]: GPU 1 .* is described by an entry before already"
-    ):
-        MigPartedFile.parse(text).wishes("x", [a100(0), a100(1)])
+def test_of_several_entries_about_a_gpu_the_last_counts() -> None:
+    """As with mig-parted, which carries them out one after the other. Only what counts has to be possible."""
+    entries = (
+        "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 9}}",
+        "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}",
+        "{devices: [1], mig-enabled: false}",
+    )
+    text = f"version: v1\nmig-configs: {{x: [{', '.join(entries)}]}}"
+    found = MigPartedFile.parse(text).wishes("x", [a100(0), a100(1)])
+    assert {index: wish.enabled for index, wish in found.items()} == {0: True, 1: False}
+
+
+def test_a_configuration_that_cannot_be_read_is_refused_alone() -> None:
+    """A file for newer GPUs has a profile that is not known yet: the others go on to be used."""
+    text = (
+        "version: v1\nmig-configs: {good: [{devices: all, mig-enabled: false}], "
+        "bad: [{devices: all, mig-enabled: true, mig-devices: {9x.5gb: 1}}]}"
+    )
+    file = MigPartedFile.parse(text)
+    assert file.wishes("good", [a100(0)])[0].enabled is False
+    with pytest.raises(InputError, match=r"mig-configs.bad\[0\].mig-devices: .*invalid format for '9x.5gb'"):
+        file.select("bad")
+    with pytest.raises(InputError, match=r"not present: none; there are good$"):
+        file.select("none")
+
+
+@pytest.mark.parametrize("text", ["548409566", "0x20B010DE", "0X20b010de", "548409566:0x134F10DE"])
+def test_a_filter_may_be_a_decimal_number(text: str) -> None:
+    assert PciId.parse(text).device == 0x20B010DE
+
+
+@pytest.mark.parametrize("text", ["", ":", "0x", "1:2:3", "4294967296", "9" * 5000, "0x20B010DE:", "²"])
+def test_what_is_no_filter_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is no PCI id"):
+        PciId.parse(text)
 
 
 @pytest.mark.parametrize(

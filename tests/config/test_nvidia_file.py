@@ -202,6 +202,23 @@ def test_a_file_is_named(tmp_path: Path) -> None:
         NvidiaConfig.load(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("0", 0), ("60s", 60_000), ("1m30s", 90_000), (".5s", 500), ("1.s", 1000), ("+2h", 7_200_000), ("1500us", 1),
+        ("2500000ns", 2), ("3000\u00b5s", 3), ("3000\u03bcs", 3), ("1h.5m2ms", 3_630_002), ("infinite", None),
+    ],
+)  # fmt: skip
+def test_durations_are_read_as_go_reads_them(text: str, milliseconds: int | None) -> None:
+    assert effective({"flags.gfd.sleepInterval": text}, cli={}, env={}).sleep_interval_ms == milliseconds
+
+
+@pytest.mark.parametrize("text", ["", "s", ".s", "60", "-5s", "1d", "1m 30s", "9" * 5000 + "s", "\u0661s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="write a duration"):
+        effective({"flags.gfd.sleepInterval": text}, cli={}, env={})
+
+
 def test_command_line_beats_environment_beats_file_beats_default() -> None:
     file = {"flags.migStrategy": "single", "flags.gdsEnabled": True, "flags.gfd.sleepInterval": "5s"}
     env = {

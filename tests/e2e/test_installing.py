@@ -220,7 +220,7 @@ def prepared(cluster: RealCluster, gpus: Installation) -> str:
 
 def removed(cluster: RealCluster, gpus: Installation, manifests: str) -> None:
     """As docs/install.md says."""
-    cluster.kubectl("delete", "--filename=-", "--timeout=90s", stdin=manifests)
+    cluster.kubectl("delete", "--filename=-", "--ignore-not-found", "--timeout=90s", stdin=manifests)
     gpuslice(cluster, "uninstall", f"--lease={NAMESPACE}/{RELEASE}-scheduler")
     gpus.unlabel("node-1", "node-2")
 

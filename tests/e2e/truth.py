@@ -146,7 +146,7 @@ def gpus_of(cluster: RealCluster, node: Node) -> NodeGpus:
 
 def environment(node: Node, container: str) -> dict[str, str] | None:
     """The environment of a running container's first process; None if there is none."""
-    pid = _first_process(node, container)
+    pid = first_process(node, container)
     if pid is None:
         return None
     text = Path(f"/proc/{pid}/environ").read_bytes().decode()
@@ -167,7 +167,7 @@ def _ready(pod: Object) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or ())
 
 
-def _first_process(node: Node, container: str) -> int | None:
+def first_process(node: Node, container: str) -> int | None:
     for folder, pids in node.cgroup.by_folder().items():
         if folder.rpartition("/")[2] == container and pids:
             return min(pids)

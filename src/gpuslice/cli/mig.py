@@ -76,6 +76,17 @@ _mode_only = click.option(
 )
 
 
+_hooks_file = click.option(
+    "-k",
+    "--hooks-file",
+    envvar="MIG_PARTED_HOOKS_FILE",
+    metavar="FILE",
+    callback=lambda _context, _option, file: _warn_of_hooks(file),
+    expose_value=False,
+    help="Taken for mig-parted's sake, and not read: no hooks are run here.",
+)
+
+
 _kubelet_dir = click.option(
     "--kubelet-dir",
     type=click.Path(path_type=Path),
@@ -136,6 +147,7 @@ def plan(
 @_configuration
 @_kubelet_dir
 @_mode_only
+@_hooks_file
 @click.option(
     "-s",
     "--skip-reset",
@@ -163,7 +175,6 @@ def apply(
             place, place.apply(choice, mode_only=mode_only, skip_reset=skip_reset), output, mode_only
         )
 
-    _warn_of_hooks()
     _work(devices, node, work, kubelet_dir)
     _say("MIG configuration applied successfully", output)
 
@@ -236,6 +247,44 @@ def export(devices: Path | None, node: str, output_format: str, config_label: st
 
 
 @mig.command(
+    "generate-config",
+    short_help="Print the standard configurations for these GPUs.",
+    help="Print the configurations that go by standard names (all-disabled, all-enabled, all-1g.5gb, "
+    "all-balanced, ...) on this machine's GPUs, as mig-parted's configuration file.\n\n"
+    + options.examples("gpuslice mig generate-config", "gpuslice mig generate-config --devices 8xH100-80"),
+)
+@_node
+@click.option(
+    "-f",
+    "--output-file",
+    type=click.Path(path_type=Path),
+    envvar="MIG_PARTED_OUTPUT_FILE",
+    metavar="FILE",
+    help="Where to write; default: standard output.",
+)
+@click.option(
+    "-o",
+    "--output-format",
+    type=click.Choice(["yaml", "json"]),
+    default="yaml",
+    show_default=True,
+    envvar="MIG_PARTED_OUTPUT_FORMAT",
+    help="How to write it.",
+)
+def generate_config(devices: Path | None, node: str, output_file: Path | None, output_format: str) -> None:
+    from gpuslice.errors import InputError
+
+    text = _work(devices, node, lambda place: place.standard(output_format))
+    if output_file is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output_file.write_text(text)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", field=str(output_file)) from error
+
+
+@mig.command(
     short_help="Save the layout with every instance's place.",
     help="Write the MIG layout, with every instance's place, to a file in mig-parted's form. Instances do "
     "not outlive a reboot or a reload of the driver: `restore` makes them again.\n\n"
@@ -255,6 +304,7 @@ def checkpoint(checkpoint_file: Path, devices: Path | None, node: str) -> None:
     + options.examples("gpuslice mig restore -f mig.json"),
 )
 @_checkpoint_file("A file that `checkpoint` (or mig-parted) wrote.")
+@_hooks_file
 @_node
 @_kubelet_dir
 @options.output
@@ -264,7 +314,6 @@ def restore(
     def work(place: Workplace) -> tuple[GpuPlan, ...]:
         return _told(place, place.restore(checkpoint_file), output, mode_only=False)
 
-    _warn_of_hooks()
     _work(devices, node, work, kubelet_dir)
     _say("MIG configuration restored successfully", output)
 
@@ -328,8 +377,6 @@ def _say(sentence: str, output: str | None) -> None:
         click.echo(sentence)
 
 
-def _warn_of_hooks() -> None:
-    from gpuslice.cli.migwork import hooks_ignored
-
-    if (warning := hooks_ignored()) is not None:
-        click.echo(f"warning: {warning}", err=True)
+def _warn_of_hooks(file: str | None) -> None:
+    if file is not None:
+        click.echo(f"warning: the hooks file {file} is not read: no hooks are run here", err=True)

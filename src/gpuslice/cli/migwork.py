@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from gpuslice.cli.discovering import driver_of
 from gpuslice.config.migcheckpoint import MigCheckpoint, SavedGpu, checkpoint
-from gpuslice.config.migexport import export
+from gpuslice.config.migexport import export, text_of
 from gpuslice.config.migparted import MigPartedFile, MigWish, unmet
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
@@ -71,9 +70,10 @@ class Choice:
     def _name(self, file: MigPartedFile) -> str:
         if self.name is not None:
             return self.name
-        if len(file.configs) > 1:
-            raise InputError(f"name one of {', '.join(file.configs)}", field="--selected-config")
-        return next(iter(file.configs))
+        names = [*file.configs, *file.refused]
+        if len(names) > 1:
+            raise InputError(f"name one of {', '.join(names)}", field="--selected-config")
+        return names[0]
 
 
 class Workplace:
@@ -149,6 +149,10 @@ class Workplace:
             raise MigRefused("there is no GPU whose configuration could be exported")
         return export(gpus, label=label, form=form)
 
+    def standard(self, form: str) -> str:
+        """The configurations that go by standard names on these GPUs, as a file."""
+        return text_of(self.machine().standard, form=form)
+
     def checkpoint(self, path: Path) -> None:
         """Write the machine's layouts to a file, whole or not at all. Raises InputError naming it."""
         text = checkpoint([(one.gpu.uuid, _cut(one)) for one in self.machine().gpus if one.layout])
@@ -174,12 +178,6 @@ class Workplace:
             if not mode_only:
                 raise
             return plans
-
-
-def hooks_ignored() -> str | None:
-    """A warning, if mig-parted's environment asks for hooks."""
-    hooks = os.environ.get("MIG_PARTED_HOOKS_FILE")
-    return f"MIG_PARTED_HOOKS_FILE={hooks} is not read: no hooks are run here" if hooks else None
 
 
 def _as_saved(now: MigLayout, *, saved: SavedGpu) -> MigPlan | Verdict:

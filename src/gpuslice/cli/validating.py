@@ -97,15 +97,20 @@ def _configuration(document: Json, file: str, where: str = "") -> Iterator[Findi
     name = where + ("mig-parted configuration" if partition else "device plugin configuration")
     try:
         if partition:
-            MigPartedFile.read(document)
+            for error in MigPartedFile.read(document).refused.values():
+                yield _error(file, name, error)
             return
         warnings = NvidiaConfig.read(document).warnings
     except InputError as error:
-        yield Finding(Level.ERROR, file, name, error.field, str(error).removeprefix(f"{error.field}: "))
+        yield _error(file, name, error)
         return
     for warning in warnings:
         field, _, sentence = warning.partition(": ")
         yield Finding(Level.WARNING, file, name, field, sentence)
+
+
+def _error(file: str, name: str, error: InputError) -> Finding:
+    return Finding(Level.ERROR, file, name, error.field, str(error).removeprefix(f"{error.field}: "))
 
 
 def _objects(document: Any, where: str) -> Iterator[Json]:

@@ -60,13 +60,11 @@ def export(gpus: Sequence[MigState], *, label: str = LABEL, form: str = "yaml") 
         "version": VERSION,
         "mig-configs": {label: [_entry(entry, gpus, several) for entry in entries]},
     }
-    if form == "json":
-        return json.dumps(document, indent=2) + "\n"
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000)
+    return _text(document, form)
 
 
-def text_of(file: MigPartedFile) -> str:
-    """A whole file as YAML, in the same form."""
+def text_of(file: MigPartedFile, *, form: str = "yaml") -> str:
+    """A whole file in the same form: "yaml" or "json"."""
     document = {
         "version": VERSION,
         "mig-configs": {
@@ -81,6 +79,12 @@ def text_of(file: MigPartedFile) -> str:
             for name, entries in file.configs.items()
         },
     }
+    return _text(document, form)
+
+
+def _text(document: dict[str, Any], form: str) -> str:
+    if form == "json":
+        return json.dumps(document, indent=2) + "\n"
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000)
 
 

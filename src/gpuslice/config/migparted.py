@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -21,10 +21,10 @@ from gpuslice.devices.mig import MigGeometry
 from gpuslice.devices.miglayout import say_counts
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migspace import space_of
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, quoted
 
 VERSION: Final = "v1"
-_FILTER: Final = re.compile(r"0x([0-9A-Fa-f]{8})(?::0x([0-9A-Fa-f]{8}))?")
+_NUMBER: Final = re.compile(r"0[xX][0-9A-Fa-f]{1,16}|[0-9]{1,16}")
 _KEYS: Final = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
 
@@ -39,14 +39,23 @@ class PciId:
 
     @classmethod
     def parse(cls, text: str, *, field: str = "") -> PciId:
-        """Read "0x20B010DE" or "0x20B010DE:0x134F10DE". Raises InputError naming `field`."""
-        match = _FILTER.fullmatch(text)
-        if match is None:
+        """Read "0x20B010DE" or "0x20B010DE:0x134F10DE"; decimal numbers as well, as mig-parted does.
+
+        Raises InputError naming `field`.
+        """
+        parts = text.split(":")
+        numbers = [
+            int(part, 16 if part.startswith(("0x", "0X")) else 10)
+            for part in parts
+            if _NUMBER.fullmatch(part)
+        ]
+        if len(numbers) != len(parts) or len(parts) > 2 or max(numbers) >= 1 << 32:
             raise InputError(
-                f"{text!r} is no PCI id; write 0xDEVICEVENDOR in quotes, such as '0x20B010DE' for A100-40",
+                f"{quoted(text)} is no PCI id; write 0xDEVICEVENDOR in quotes, such as '0x20B010DE' for "
+                "A100-40",
                 field=field,
             )
-        return cls(int(match[1], 16), int(match[2], 16) if match[2] else None)
+        return cls(*numbers)
 
     def matches(self, board: PciId) -> bool:
         """As a filter: is that board meant?"""
@@ -100,9 +109,13 @@ class MigWish:
 
 @dataclass(frozen=True, slots=True)
 class MigPartedFile:
-    """A whole file: entries by the configuration's name."""
+    """A whole file: entries by the configuration's name.
+
+    `refused`: configurations that cannot be read, and why; the others can be used all the same.
+    """
 
     configs: Mapping[str, tuple[MigEntry, ...]]
+    refused: Mapping[str, InputError] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> MigPartedFile:
@@ -129,30 +142,33 @@ class MigPartedFile:
         configs = document.get("mig-configs")
         if not isinstance(configs, dict) or not configs:
             raise InputError("at least one entry in 'mig-configs' is required", field="mig-configs")
-        return cls(
-            MappingProxyType(
-                {
-                    str(name): _entries(name, entries, f"mig-configs.{name}")
-                    for name, entries in configs.items()
-                }
-            )
-        )
+        read: dict[str, tuple[MigEntry, ...]] = {}
+        refused: dict[str, InputError] = {}
+        for name, entries in configs.items():
+            try:
+                read[str(name)] = _entries(name, entries, f"mig-configs.{name}")
+            except InputError as error:
+                refused[str(name)] = error
+        return cls(MappingProxyType(read), MappingProxyType(refused))
 
     def select(self, name: str) -> tuple[MigEntry, ...]:
-        """One configuration. Raises InputError that lists what there is."""
+        """One configuration. Raises InputError that lists what there is, or says what is wrong with it."""
+        if name in self.refused:
+            raise self.refused[name]
         if name not in self.configs:
-            raise InputError(f"selected mig-config not present: {name}; there are {', '.join(self.configs)}")
+            there = ", ".join(self.configs) or "none that can be read"
+            raise InputError(f"selected mig-config not present: {name}; there are {there}")
         return self.configs[name]
 
     def wishes(self, name: str, gpus: Sequence[MigTarget]) -> dict[int, MigWish]:
         """What each GPU is to be, by index, with everything checked that can be before a GPU is touched.
 
         A GPU that no entry is about is left as it is and not in the answer; `devices: all` is about those
-        that can be partitioned. Raises InputError with one sentence that names the configuration, the GPU
-        and why it cannot be.
+        that can be partitioned; of several entries about a GPU the last counts, as with mig-parted. Raises
+        InputError with one sentence that names the configuration, the GPU and why it cannot be.
         """
         entries = self.select(name)
-        wishes: dict[int, MigWish] = {}
+        last: dict[int, tuple[str, MigEntry, MigTarget]] = {}
         for position, entry in enumerate(entries):
             where = f"mig-configs.{name}[{position}]"
             _check_indexes(entry, gpus, where)
@@ -161,20 +177,17 @@ class MigPartedFile:
                     continue
                 if gpu.geometry is None and entry.enabled and entry.indexes is None:
                     continue
-                if gpu.index in wishes:
-                    raise InputError(
-                        f"{gpu} is described by an entry before already; name each GPU once", field=where
-                    )
-                if (fault := _fault(entry, gpu)) is not None:
-                    raise InputError(f"{gpu} cannot be made so: {fault}", field=where)
-                wishes[gpu.index] = MigWish(entry.enabled, entry.devices)
-        if not wishes:
+                last[gpu.index] = where, entry, gpu
+        for where, entry, gpu in last.values():
+            if (fault := _fault(entry, gpu)) is not None:
+                raise InputError(f"{gpu} cannot be made so: {fault}", field=where)
+        if not last:
             has = ", ".join(dict.fromkeys(f"{gpu.board} {gpu.name}" for gpu in gpus)) or "none"
             raise InputError(
                 f"no GPU of this node is meant by it, so it would change nothing; the node has {has}",
                 field=f"mig-configs.{name}",
             )
-        return wishes
+        return {index: MigWish(entry.enabled, entry.devices) for index, (_, entry, _) in last.items()}
 
 
 def _check_indexes(entry: MigEntry, gpus: Sequence[MigTarget], where: str) -> None:

@@ -81,9 +81,16 @@ class Flags:
 
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
-_DURATION: Final = re.compile(r"(?:[0-9]{1,15}(?:\.[0-9]{1,15})?(?:ms|s|m|h)){1,9}")
-_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
-_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+_NUMBER: Final = r"(?:[0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})"
+_UNIT: Final = "ns|us|\u00b5s|\u03bcs|ms|s|m|h"
+_DURATION: Final = re.compile(rf"\+?(?:{_NUMBER}(?:{_UNIT})){{1,9}}")
+_PART: Final = re.compile(rf"({_NUMBER})({_UNIT})")
+_MICROSECOND: Final = Fraction(1, 1000)
+_MS: Final[Mapping[str, Fraction | int]] = {
+    "ns": Fraction(1, 1_000_000),
+    "us": _MICROSECOND, "\u00b5s": _MICROSECOND, "\u03bcs": _MICROSECOND,
+    "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000,
+}  # fmt: skip
 
 
 def _text(value: object) -> str:
@@ -132,11 +139,14 @@ def _channels(value: object) -> tuple[int, ...]:
 
 
 def _milliseconds(value: object) -> int | None:
+    """A duration as Go's time.ParseDuration reads it, down to whole milliseconds; None for "infinite"."""
     if value == "infinite":
         return None
+    if value in ("0", "+0") or (value == 0 and isinstance(value, int)):
+        return 0
     if not isinstance(value, str) or not _DURATION.fullmatch(value):
         raise ValueError("a duration such as 60s or 1m30s, or infinite")
-    return int(sum(Fraction(number) * _MS[unit] for number, unit in _PART.findall(value)))
+    return int(sum(Fraction(f"0{number}") * _MS[unit] for number, unit in _PART.findall(value)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 
 {{- define "gpuslice.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{- /* v1.31.4 of v1.31.4-eks-2d5f260: the suffixes of managed clusters are not in the registry. */ -}}
 {{- define "gpuslice.kubeSchedulerImage" -}}
 {{- $image := .Values.scheduler.kubeScheduler.image -}}
-{{ $image.repository }}:{{ $image.tag | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) }}
+{{ $image.repository }}{{ with $image.digest }}@{{ . }}{{ else }}:{{ $image.tag | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) }}{{ end }}
 {{- end }}
 
 {{- define "gpuslice.tlsSecret" -}}

@@ -191,6 +191,18 @@ def _table() -> Iterator[Kind]:
         namespaced=False,
         generation="all",
     )
+    # Stored, not obeyed: docs/embedded-differences.md.
+    yield kind(
+        hooks,
+        "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicy",
+        namespaced=False,
+        status=True,
+        generation="spec",
+    )
+    yield kind(
+        hooks, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", namespaced=False
+    )
     yield kind(
         "apiextensions.k8s.io/v1",
         "customresourcedefinitions",
