@@ -18,7 +18,7 @@ TEST_ARGS ?= -n 2
 E2E_TESTS ?= tests/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test e2e contract lint manifests image bench peers clean
+.PHONY: help demo up test e2e contract lint manifests image sbom audit bench peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
@@ -64,6 +64,12 @@ manifests: $(VENV)/.ready ## Write deploy/manifests anew from the chart
 
 image: $(VENV)/.ready ## Build the container image as an archive, without an engine: dist/gpuslice.tar
 	@$(TOOLS)/bin/python tools/image.py
+
+sbom: $(UV) ## Write what the image is made of, as CycloneDX: dist/gpuslice.cdx.json
+	@$(TOOLS)/bin/python tools/sbom.py
+
+audit: $(UV) ## Ask PyPI for known vulnerabilities of what uv.lock names
+	@$(TOOLS)/bin/python tools/audit.py
 
 bench: $(VENV)/.ready ## Run the benchmarks by hand; results go to bench/results/
 	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
