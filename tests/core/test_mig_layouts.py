@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import combinations_with_replacement, product
 
 import pytest
 
@@ -165,6 +165,26 @@ def test_all_media_engines_leave_room_only_for_instances_without() -> None:
     layout(geometry, "1g.24gb+me.all@0", "1g.24gb-me@1", "2g.48gb-me@2")
     with pytest.raises(InputError, match="take 5 shares of the media engines; RTX-PRO-6000 has 4"):
         layout(geometry, "1g.24gb+me.all@0", "1g.24gb+gfx@1")
+
+
+@pytest.mark.parametrize("family", ["RTX-PRO-6000", "RTX-PRO-5000", "RTX-PRO-4500"])
+def test_instances_are_refused_together_just_when_the_media_engines_do_not_suffice(family: str) -> None:
+    """By NVIDIA's tables: what the largest profile has of each engine is all that the GPU has."""
+    geometry = geometry_of(family)
+    kinds = ("decoder", "encoder", "jpeg", "ofa")
+    there = {kind: max(getattr(p.engines, kind) for p in geometry.profiles) for kind in kinds}
+    refused = 0
+    for count in range(1, geometry.memory_slices + 1):
+        for chosen in combinations_with_replacement(geometry.profiles, count):
+            if sum(p.size for p in chosen) > geometry.memory_slices:
+                continue
+            if any(chosen.count(p) > p.max_count for p in chosen):
+                continue
+            enough = all(sum(getattr(p.engines, kind) for p in chosen) <= there[kind] for kind in kinds)
+            names = Counter(p.name for p in chosen)
+            assert (space_of(geometry).why_impossible(names) is None) is enough, names
+            refused += not enough
+    assert refused
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def check(plan: MigPlan, now: MigLayout) -> None:
 GEOMETRIES = [
     pytest.param(A30, 150, id="A30"),
     pytest.param(BASIC, 60, id="A100 basic"),
-    pytest.param(geometry_of("RTX-PRO-5000"), 100, id="RTX PRO 5000"),
+    pytest.param(geometry_of("RTX-PRO-5000"), 60, id="RTX PRO 5000"),
 ]
 
 

@@ -116,11 +116,12 @@ def test_names_on_gpus_of_seven_slices(family: str, gb: tuple[int, ...]) -> None
         ),
         (
             "RTX-PRO-5000",
-            "1g.12gb, 1g.12gb+me, 1g.12gb+gfx, 1g.12gb-me, 2g.24gb-me, 4g.48gb, 4g.48gb+gfx",
+            "1g.24gb, 1g.24gb+me, 1g.24gb+gfx, 1g.24gb-me, 1g.24gb+me.all, 2g.48gb, 2g.48gb+gfx",
         ),
+        ("RTX-PRO-4500", "1g.16gb, 1g.16gb+gfx, 1g.16gb-me, 1g.16gb+me.all, 2g.32gb, 2g.32gb+gfx"),
     ],
 )
-def test_names_on_gpus_of_four_slices(family: str, names: str) -> None:
+def test_names_on_gpus_of_fewer_slices(family: str, names: str) -> None:
     assert geometry_of(family).listing == names
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from gpuslice.devices.mig import ATTRIBUTES, Engines, GiProfile, Limit, MigGeometry, limits_of
+from gpuslice.devices.mig import ATTRIBUTES, Engines, GiProfile, MigGeometry, limits_of
 from gpuslice.devices.migprofile import MigProfile, gb_of_eighths
 from gpuslice.errors import InputError
 
@@ -59,15 +59,21 @@ _RTX_PRO_6000: Final = (
     _Shape(3, 0, 4, 4, (0,), 1),
     _Shape(12, 32, 4, 4, (0,), 1),
 )
-# Counts are published; ids and windows are taken to be those of the larger board, which has the same chip.
+_HALVES: Final = (0, 1)
+# Names, counts and engines are published; ids are taken to be those of profiles of as many slices on the
+# larger board. Guides before version 590 had four slices for the 5000.
+_RTX_PRO_4500: Final = (
+    _Shape(0, 14, 1, 1, _HALVES, 2),
+    _Shape(10, 47, 1, 1, _HALVES, 2),
+    _Shape(13, 67, 1, 1, _HALVES, 2),
+    _Shape(15, 65, 1, 1, _HALVES, 1),
+    _Shape(1, 5, 2, 2, (0,), 1),
+    _Shape(11, 35, 2, 2, (0,), 1),
+)
 _RTX_PRO_5000: Final = (
-    _Shape(0, 14, 1, 1, _QUARTERS, 1),
-    _Shape(7, 21, 1, 1, _QUARTERS, 1),
-    _Shape(10, 47, 1, 1, _QUARTERS, 1),
-    _Shape(13, 67, 1, 1, _QUARTERS, 3),
-    _Shape(14, 66, 2, 2, (0, 2), 1),
-    _Shape(3, 0, 4, 4, (0,), 1),
-    _Shape(12, 32, 4, 4, (0,), 1),
+    _RTX_PRO_4500[0],
+    _Shape(7, 21, 1, 1, _HALVES, 1),
+    *_RTX_PRO_4500[1:],
 )
 
 _Memory = Mapping[int, int]
@@ -144,9 +150,23 @@ _RTX_PRO_6000_ENGINES: Final = {
     3: Engines(188, None, 4, 4, 4, 1),
     12: Engines(188, None, 4, 4, 4, 1),
 }
-_RTX_PRO_5000_ENGINES: Final = {3: Engines(None, None, 3, 3, 1, 1)}
-# One JPEG engine, and at most one of each 1g profile that has media: they are taken to share it.
-_ONE_WITH_MEDIA: Final = Limit("JPEG engines", 1, ((0, 1), (7, 1), (10, 1)))
+_RTX_PRO_5000_ENGINES: Final = {
+    0: Engines(None, 1, 1, 1, 0, 0),
+    7: Engines(None, 1, 1, 1, 1, 1),
+    10: Engines(None, 1, 1, 1, 0, 0),
+    13: Engines(None, 1, 0, 0, 0, 0),
+    15: Engines(None, 1, 3, 3, 1, 1),
+    1: Engines(None, 4, 3, 3, 1, 1),
+    11: Engines(None, 4, 3, 3, 1, 1),
+}
+_RTX_PRO_4500_ENGINES: Final = {
+    0: Engines(None, 1, 1, 1, 1, 0),
+    10: Engines(None, 1, 1, 1, 1, 0),
+    13: Engines(None, 1, 0, 0, 0, 0),
+    15: Engines(None, 1, 3, 3, 2, 1),
+    1: Engines(None, 2, 3, 3, 2, 1),
+    11: Engines(None, 2, 3, 3, 2, 1),
+}
 
 
 def _geometry(
@@ -155,7 +175,6 @@ def _geometry(
     shapes: tuple[_Shape, ...],
     memory: _Memory,
     engines: _Engines,
-    *limits: Limit,
 ) -> MigGeometry:
     slices = max(shape.size for shape in shapes)
     profiles = tuple(
@@ -176,7 +195,7 @@ def _geometry(
         for shape in shapes
     )
     compute = max(shape.slices for shape in shapes)
-    return MigGeometry(name, slices, compute, profiles, limits_of(profiles) + limits)
+    return MigGeometry(name, slices, compute, profiles, limits_of(profiles))
 
 
 _H100_80_MEMORY: Final = _seven_memory(9984, 20096, 20096, 40448, 40448, 81152)
@@ -221,7 +240,8 @@ FAMILIES: Final[Mapping[str, MigGeometry]] = MappingProxyType(
             _geometry("A30", 24, _A30, {0: 5952, 7: 5952, 1: 11968, 8: 11968, 3: 24000}, _A30_ENGINES),
             # In the display mode "compute" and with a recent vBIOS.
             _geometry("RTX-PRO-6000", 96, _RTX_PRO_6000, _RTX_PRO_6000_MEMORY, _RTX_PRO_6000_ENGINES),
-            _geometry("RTX-PRO-5000", 48, _RTX_PRO_5000, {}, _RTX_PRO_5000_ENGINES, _ONE_WITH_MEDIA),
+            _geometry("RTX-PRO-5000", 48, _RTX_PRO_5000, {}, _RTX_PRO_5000_ENGINES),
+            _geometry("RTX-PRO-4500", 32, _RTX_PRO_4500, {}, _RTX_PRO_4500_ENGINES),
         )
     }
 )
