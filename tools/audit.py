@@ -1,4 +1,4 @@
-"""Ask PyPI which packages of uv.lock have known vulnerabilities (pip-audit), and name those it could not check.
+"""Ask PyPI which packages of uv.lock have known vulnerabilities (pip-audit); say what could not be checked.
 
     python tools/audit.py
 
