@@ -80,6 +80,19 @@ def test_cutting_on_demand_is_a_label_of_the_nodes_and_counts_by_profile(fields:
             "migPolicy: static here and on-demand as a label; give one",
         ),
         (
+            PoolFields(vm_size=A100, mig_policy="on-demand", min_count=0, max_count=2),
+            "minCount: 0 would stay 0: the number of nodes does not follow pods that wait for MIG devices",
+        ),
+        (
+            PoolFields(
+                vm_size=A100,
+                node_labels={"gpuslice.io/mig-policy": "on-demand-drain"},
+                min_count=0,
+                max_count=2,
+            ),
+            "minCount: 0 would stay 0",
+        ),
+        (
             PoolFields(vm_size=A100, mig_policy="on-demand", mig_strategy="single"),
             "migStrategy: what is cut on demand is counted by its profile; use mixed",
         ),

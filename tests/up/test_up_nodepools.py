@@ -325,6 +325,17 @@ async def test_a_pool_that_is_cut_as_pods_need_it(tmp_path: Path) -> None:
         await kubectl("apply", "-f", "-", stdin=article_pod("asks", "nvidia.com/mig-2g.10gb", 1000))
         await running(kubectl, "asks")
         assert "  MIG 2g.10gb     Device  0:" in await kubectl("exec", "asks", "--", "nvidia-smi", "-L")
+        # A number of nodes that follows the pods does not follow those that wait for MIG devices yet.
+        await nodepool("update", "pool", "--min-count", "1", "--max-count", "2")
+        _, scaling = (await kubectl.read("gpunodepool", "pool"))["status"]["conditions"]
+        assert scaling["message"].startswith("1 to 2 nodes, as pods of whole GPUs or memory need them; ")
+        refused = await nodepool.run("update", "pool", "--min-count", "0")
+        assert "--min-count: 0 would stay 0" in refused.output
+        zero = '{"spec": {"minCount": 0}}'
+        await kubectl("patch", "gpunodepool", "pool", "--type=merge", "-p", zero)
+        await kubectl("wait", "--for=condition=Ready=false", "gpunodepool/pool", "--timeout=20s")
+        ready, _ = (await kubectl.read("gpunodepool", "pool"))["status"]["conditions"]
+        assert (ready["reason"], ready["message"][:23]) == ("Invalid", "minCount: 0 would stay ")
 
 
 async def test_a_node_that_somebody_deletes_is_made_again(tmp_path: Path) -> None:

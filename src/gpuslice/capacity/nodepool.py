@@ -166,6 +166,12 @@ def read_fields(name: str, fields: PoolFields) -> PoolWish:
     if low is not None and high is not None:
         if not 1 <= high >= low:
             raise InputError(f"{high} is less than minCount {low}, or 0", field="maxCount")
+        if low == 0 and policy is not MigPolicy.STATIC:
+            raise InputError(
+                "0 would stay 0: the number of nodes does not follow pods that wait for MIG devices which "
+                "could be cut on a new node; use 1 or more, or a profile in the place of migPolicy",
+                field="minCount",
+            )
         count = low if count is None else count
         if not low <= count <= high:
             raise InputError(f"{count} is not between minCount {low} and maxCount {high}", field="count")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from gpuslice import names
 from gpuslice.capacity.nodepool import READY, SCALING, Condition, GPUNodePool, PoolStatus, PoolWish
 from gpuslice.capacity.poolplan import SUCCESS, PoolNode, Recut, Size
 
@@ -48,6 +49,9 @@ def scaling(wish: PoolWish, *, makes: bool) -> Said:
         low, high = wish.spec.min_count, wish.spec.max_count
         if high is None:
             return Said(True, "Fixed")
+        if names.MIG_POLICY in wish.spec.labels:
+            need = "as pods of whole GPUs or memory need them; pods that wait for MIG devices add none"
+            return Said(True, "Autoscaling", f"{low} to {high} nodes, {need}")
         return Said(True, "Autoscaling", f"{low} to {high} nodes, as pods need them")
     return Said(
         False,
