@@ -193,6 +193,30 @@ def test_an_agent_writes_what_its_own_node_holds_and_nothing_else(world: Install
     assert "(its token names none)" in tried(cluster, nowhere, NODE_1, possessed(names.NODE_GPUS, "[]"))
 
 
+def test_a_pod_with_ten_thousand_annotations_is_corrected_all_the_same(world: Installation) -> None:
+    """The API server bounds what a policy may cost, and refuses beyond: nobody must be able to get that far."""
+    cluster = world.cluster
+    pod = next(pod for pod in world.pods("agent") if pod["spec"]["nodeName"] == "node-1")
+    acts = token(cluster, f"{world.full}-agent", pod=pod)
+    many = {f"k{number}": "" for number in range(10_000)}
+    cluster.request("PATCH", f"{PODS}/here", {"metadata": {"annotations": many}}, MERGE)
+    try:
+        assert tried(cluster, acts, f"{PODS}/here", possessed(names.ALLOCATION, "{}"), MERGE) == ""
+        assert POD_BY_AGENT in tried(cluster, acts, f"{PODS}/here", possessed("k0", "x"), MERGE)
+        assert POD_BY_AGENT in tried(cluster, acts, f"{PODS}/here", possessed("k0", None), MERGE)
+    finally:
+        few = dict.fromkeys(many)
+        cluster.request("PATCH", f"{PODS}/here", {"metadata": {"annotations": few}}, MERGE)
+
+
+def test_two_schedulers_run_on_two_nodes(world: Installation) -> None:
+    """Also after an update, which begins with one more than there shall be."""
+    deployment = f"deployment/{world.full}-scheduler"
+    world.cluster.kubectl("rollout", "restart", deployment, f"--namespace={world.namespace}")
+    world.wait_until_ready()
+    assert sorted(pod["spec"]["nodeName"] for pod in world.pods("scheduler")) == ["node-1", "node-2"]
+
+
 def test_a_scheduler_writes_what_it_must_and_nothing_else(world: Installation) -> None:
     cluster = world.cluster
     acts = token(cluster, f"{world.full}-scheduler")

@@ -34,20 +34,12 @@ request.userInfo.username in [{{ join ", " $users }}, 'system:kube-scheduler'] |
   expression: "has(object.metadata.annotations) ? object.metadata.annotations : {}"
 {{- end }}
 
-{{- /* Variables, after those above: the keys of annotations, of labels and of the other metadata that change. */ -}}
-{{- define "gpuslice.changes" -}}
-- name: annotations
-  expression: >-
-    (variables.oldAnnotations.map(k, k) + variables.newAnnotations.map(k, k)).filter(k,
-    variables.oldAnnotations[?k] != variables.newAnnotations[?k])
+{{- /* Variables: the labels before and after, and the keys of all other metadata that change. */ -}}
+{{- define "gpuslice.metadata" -}}
 - name: oldLabels
   expression: "oldObject != null && has(oldObject.metadata.labels) ? oldObject.metadata.labels : {}"
 - name: newLabels
   expression: "has(object.metadata.labels) ? object.metadata.labels : {}"
-- name: labels
-  expression: >-
-    (variables.oldLabels.map(k, k) + variables.newLabels.map(k, k)).filter(k,
-    variables.oldLabels[?k] != variables.newLabels[?k])
 - name: oldMetadata
   expression: "oldObject != null ? dyn(oldObject.metadata) : dyn(object.metadata)"
 - name: newMetadata
@@ -57,6 +49,16 @@ request.userInfo.username in [{{ join ", " $users }}, 'system:kube-scheduler'] |
     (variables.oldMetadata.map(k, k) + variables.newMetadata.map(k, k)).filter(k,
     !(k in ['annotations', 'labels', 'managedFields', 'resourceVersion', 'generation']) &&
     variables.oldMetadata[?k] != variables.newMetadata[?k])
+{{- end }}
+
+{{- /*
+Nothing but such keys k changes: called with (list "Annotations" "condition on k"). A tenant can give a pod tens of
+thousands of annotations, and must not make this cost more than the API server pays for: so each is looked at once.
+*/ -}}
+{{- define "gpuslice.only" -}}
+variables.new{{ index . 0 }}.all(k, (k in variables.old{{ index . 0 }} &&
+variables.old{{ index . 0 }}[k] == variables.new{{ index . 0 }}[k]) || {{ index . 1 }}) &&
+variables.old{{ index . 0 }}.all(k, k in variables.new{{ index . 0 }} || {{ index . 1 }})
 {{- end }}
 
 {{- /* The binding that makes a policy count: called with (list . "policy"). */ -}}
