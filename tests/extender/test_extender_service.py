@@ -17,7 +17,7 @@ from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client, Response
-from gpuslice.kube.wire import Node, Pod
+from gpuslice.kube.wire import Event, Node, Pod
 from gpuslice.local.apiserver.app import ApiServer
 from gpuslice.scheduler.extender.service import Listening, extender
 
@@ -178,17 +178,56 @@ async def test_9a8_the_end_finishes_binds_in_flight_and_closes_the_door(site: Si
 async def test_a_part_that_fails_ends_the_extender(site: Site) -> None:
     """Rather than answering for ever from what was known at that moment."""
 
-    def broken(_node: object) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(BaseExceptionGroup) as raised:
         async with site.extender() as listening:
-            site.cluster.set_node = broken  # type: ignore[method-assign, assignment]
+            site.cluster.set_node = broken  # type: ignore[method-assign]
+            site.cluster.quarantine.hold = broken  # type: ignore[method-assign]
             await site.create(plain_node("m", 15, 1))
             await asyncio.Event().wait()
     assert raised.group_contains(RuntimeError, match="a bug")
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", listening.port)
+
+
+async def test_an_object_that_nobody_foresaw_is_named_and_ends_nothing(site: Site) -> None:
+    """Whatever raises for it: the others are followed; it is counted, told of once, and taken back when mended."""
+    bad = True
+
+    async def annotate(value: str) -> None:
+        await site.client.patch(Pod, "odd", {"metadata": {"annotations": {names.MEM_IDX: value}}}, "default")
+
+    async with site.extender() as listening:
+        believed = site.cluster.set_pod
+
+        def stumble(new: Pod) -> None:
+            if new.name == "odd" and bad:
+                raise ValueError("nobody foresaw " + "this" * 1000)
+            believed(new)
+
+        site.cluster.set_pod = stumble  # type: ignore[method-assign]
+        before = await site.client.list(Event, "default")
+        await site.create(pod("odd", 3))
+        later = await site.create(pod("later", 3))
+        assert isinstance(later, Pod)
+        assert (await bind(listening.port, later))[0] == 200
+        await annotate("1")
+        await until(listening, lambda: bool(site.cluster.quarantine.counts()))
+        assert b'gpuslice_unreadable_objects{kind="Pod"} 1.0' in await listening.metrics()
+        (sentence,) = site.cluster.quarantine.sentences()
+        assert sentence.startswith("Pod default/odd cannot be read: ValueError: nobody foresaw this")
+        assert len(sentence) < 500
+        async for change in site.client.watch(Event, "default", resource_version=before.resource_version):
+            if change.object.reason == "Unreadable":
+                break
+        bad = False
+        await annotate("2")
+        await until(listening, lambda: not site.cluster.quarantine.counts())
+        assert b"gpuslice_unreadable_objects{" not in await listening.metrics()
+        told = [e for e in (await site.client.list(Event, "default")).items if e.reason == "Unreadable"]
+        assert [(event.involved_object.name, event.count) for event in told] == [("odd", 1)]
 
 
 async def test_concurrent_binds_never_book_a_gpu_twice(site: Site) -> None:

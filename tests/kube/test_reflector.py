@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kube_fakes import FakeTransport, HurriedClock, ManualClock, gone, line, pod, settle
 from structlog.testing import capture_logs
 
-from gpuslice.kube.client import Client
+from gpuslice.kube.client import Client, Response
+from gpuslice.kube.decoding import DEEPEST, shallow
 from gpuslice.kube.reflector import BACKWARDS_SECONDS, BEHIND_SECONDS, Reflector
 from gpuslice.kube.wire import Pod
 
@@ -24,16 +26,22 @@ class Owner:
         self.asks: Callable[[], bool] = lambda: True
         self.whole: list[bool] = []
         """What `asks` said at each call."""
+        self.wrong: list[str] = []
+        self.stumbles_over: set[str] = set()
 
     def on_set(self, item: Pod) -> None:
         self.whole.append(self.asks())
-        assert self.state.get(item.key, item.uid) == item.uid, "a new uid without a drop of the old one"
+        if item.name in self.stumbles_over:
+            raise KeyError(item.name)
+        if self.state.get(item.key, item.uid) != item.uid:
+            self.wrong.append(f"a new uid of {item.key} without a drop of the old one")
         self.state[item.key] = item.uid
         self.told.append(f"set {item.name} {item.uid} {item.metadata.resource_version}")
 
     def on_drop(self, item: Pod) -> None:
         self.whole.append(self.asks())
-        assert self.state.pop(item.key) == item.uid, "a drop of something never told"
+        if self.state.pop(item.key, item.uid if item.name in self.stumbles_over else "") != item.uid:
+            self.wrong.append(f"a drop of {item.key}, which was never told")
         self.told.append(f"drop {item.name} {item.uid}")
 
 
@@ -47,6 +55,7 @@ async def following(
         Pod,
         on_set=owner.on_set,
         on_drop=owner.on_drop,
+        salvage=lambda item: bool(item.spec.node_name),
         clock=clock,
         random=lambda: 1.0,
         relists=relists,
@@ -55,6 +64,7 @@ async def following(
     try:
         yield owner, reflector
         assert not task.done(), task.exception()
+        assert owner.wrong == []
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -274,6 +284,143 @@ async def test_a_list_of_the_past_is_not_believed_unless_the_server_insists() ->
         assert clock.seconds - began >= BACKWARDS_SECONDS
         assert owner.state == {"default/old": "a"}
         assert reflector.whole
+
+
+def unreadable(name: str, uid: str, version: int, node: str = "") -> dict[str, object]:
+    """A pod with one field that no API server sends."""
+    body = pod(name, uid, version)
+    body["spec"] = {
+        "nodeName": node,
+        "priority": "high",
+        "containers": [{"name": "c", "resources": 7}, {"name": "d"}],
+    }
+    return body
+
+
+async def test_an_object_that_does_not_decode_costs_no_other() -> None:
+    """In the list and in the watch; it is named as long as it is there, and told when it can be read."""
+    server = FakeTransport()
+    server.objects = [pod("a", "1", 1), unreadable("bad", "2", 1), pod("c", "3", 1)]
+    async with following(server, HurriedClock()) as (owner, reflector):
+        watch = await server.watch(1)
+        assert owner.state == {"default/a": "1", "default/c": "3"}
+        assert reflector.quarantine.sentences() == [
+            "Pod default/bad cannot be read: Expected `int`, got `str` - at `$.spec.priority`"
+        ]
+        watch.push(line("ADDED", pod("d", "4", 2)), line("MODIFIED", unreadable("c", "3", 3)))
+        await settle()
+        assert owner.told[-1] == "set d 4 2", "what is known of c stays"
+        assert reflector.quarantine.counts() == {"Pod": 2}
+        watch.push(line("MODIFIED", pod("bad", "2", 4)), line("DELETED", unreadable("c", "3", 5)))
+        await settle()
+        assert owner.told[-2:] == ["set bad 2 4", "drop c 3"]
+        assert reflector.quarantine.counts() == {}
+
+
+async def test_what_does_not_decode_is_not_taken_for_gone() -> None:
+    server, clock = FakeTransport(), HurriedClock()
+    server.objects = [pod("a", "1", 1), pod("b", "2", 1), pod("c", "3", 1)]
+    async with following(server, clock) as (owner, reflector):
+        watch = await server.watch(1)
+        server.objects, server.version = [unreadable("a", "1", 8), unreadable("b", "new", 8)], 9
+        watch.push(gone())
+        second = await server.watch(2)
+        assert owner.state == {"default/a": "1"}
+        assert reflector.quarantine.counts() == {"Pod": 2}
+        server.objects, server.version = [pod("a", "1", 10)], 11
+        second.push(gone())
+        await server.watch(3)
+        assert reflector.quarantine.counts() == {}
+
+
+async def test_what_is_certain_of_a_pod_on_a_node_is_told() -> None:
+    """Its owner says so: what it holds there is not free."""
+    server = FakeTransport()
+    server.objects = [unreadable("bad", "2", 1, node="n")]
+    seen: list[Pod] = []
+    reflector = Reflector(
+        Client(server),
+        Pod,
+        on_set=seen.append,
+        on_drop=lambda _pod: None,
+        salvage=lambda item: bool(item.spec.node_name),
+        clock=HurriedClock(),
+        random=lambda: 1.0,
+    )
+    task = asyncio.create_task(reflector.run())
+    await server.watch(1)
+    task.cancel()
+    (told,) = seen
+    assert (told.key, told.uid, told.spec.node_name, told.spec.priority) == ("default/bad", "2", "n", 0)
+    assert [container.name for container in told.spec.containers] == ["c", "d"]
+
+
+@pytest.mark.parametrize("depth", [99, 5_000, 100_000])
+async def test_managed_fields_can_be_as_deep_as_their_writer_likes(depth: int) -> None:
+    """The API server keeps them so; what we read of such an object is read."""
+    server = FakeTransport()
+    deep: bytes = b'{"f:x":' * depth + b'"]}\\"{[" ' + b"}" * depth
+    body = msgspec.json.encode(pod("a", "1", 1)).replace(
+        b'"metadata":{', b'"metadata":{"managedFields":' + deep + b","
+    )
+
+    async def request(*_: object, **__: object) -> Response:
+        server.lists += 1
+        items = body + b"," + msgspec.json.encode(pod("b", "2", 1))
+        return Response(200, b'{"metadata":{"resourceVersion":"7"},"items":[' + items + b"]}")
+
+    server.request = request  # type: ignore[method-assign, assignment]
+    async with following(server, ManualClock()) as (owner, reflector):
+        watch = await server.watch(1)
+        assert owner.state == {"default/a": "1", "default/b": "2"}
+        watch.push(
+            b'{"type":"MODIFIED","object":'
+            + body.replace(b'"resourceVersion":"1"', b'"resourceVersion":"8"')
+            + b"}"
+        )
+        await settle()
+        assert owner.told[-1] == "set a 1 8"
+        assert reflector.quarantine.counts() == {}
+
+
+json_values = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(json_values, st.integers(0, DEEPEST + 50))
+def test_only_what_is_too_deep_is_cut_off(value: object, depth: int) -> None:
+    wrapped: object = value
+    for _ in range(depth):
+        wrapped = [wrapped, 1]
+    read = msgspec.json.decode(shallow(msgspec.json.encode(wrapped)))
+    for _ in range(min(depth, DEEPEST)):
+        read, one = read
+        assert one == 1
+    if depth + 20 <= DEEPEST:
+        assert read == value
+    elif depth > DEEPEST:
+        assert read is None
+
+
+async def test_an_owner_that_stumbles_over_one_object_is_told_of_the_others() -> None:
+    server = FakeTransport()
+    server.objects = [pod("a", "1", 1), pod("bad", "2", 1), pod("c", "3", 1)]
+    with capture_logs() as logs:
+        async with following(server, ManualClock()) as (owner, reflector):
+            owner.stumbles_over.add("bad")
+            watch = await server.watch(1)
+            watch.push(*(line("MODIFIED", pod("bad", "2", version)) for version in range(2, 50)))
+            await settle(200)
+            assert reflector.quarantine.sentences() == ["Pod default/bad cannot be read: KeyError: 'bad'"]
+            watch.push(line("ADDED", pod("d", "4", 50)), line("DELETED", pod("bad", "2", 51)))
+            await settle()
+            assert owner.state == {"default/a": "1", "default/c": "3", "default/d": "4"}
+            assert reflector.quarantine.sentences() == []
+    assert [entry["where"].partition(":")[0] for entry in logs] == ["Owner.on_set"]
 
 
 NAMES = ["a", "b", "c"]

@@ -26,10 +26,11 @@ from gpuslice.clock import Clock, happened, rfc3339
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.joining import Joining
 from gpuslice.cluster.state import Cluster
-from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound
+from gpuslice.errors import ApiError, Conflict, InputError, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.gate import Gate, GatedClient
+from gpuslice.kube.quarantine import reason
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import KubeObject, Node, Pod
 
@@ -70,6 +71,7 @@ class NodePoolController:
             GPUNodePool,
             on_set=self._set_pool,
             on_drop=self._drop_pool,
+            quarantine=cluster.quarantine,
             clock=clock,
             random=random,
             relists=True,
@@ -98,8 +100,8 @@ class NodePoolController:
         for name, pool in sorted(self._pools.items()):
             try:
                 wishes[name] = read_pool(pool)
-            except InputError as error:
-                await self._guarded(pool, self._refuse(pool, str(error)))
+            except Exception as error:
+                await self._guarded(pool, self._refuse(pool, reason(error)))
         waiting = self._world.waiting() if self._machines is not None else []
         for name, wish in wishes.items():
             there = self._pools.get(name)
@@ -124,8 +126,8 @@ class NodePoolController:
             await work
         except Conflict:
             self._changed.set()  # somebody was faster: look again
-        except GpuSliceError as error:
-            _log.warning("cannot follow a node pool now", pool=pool.name if pool else "", error=str(error))
+        except Exception as error:
+            _log.warning("cannot follow a node pool now", pool=pool.name if pool else "", error=reason(error))
 
     def _belongs(self, node: Node, wish: PoolWish) -> bool:
         return bool(members([node], wish, makes=self._machines is not None))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from gpuslice import names
@@ -44,6 +45,7 @@ class ClusterFeed:
             Node,
             on_set=self._set_node,
             on_drop=self._drop_node,
+            quarantine=cluster.quarantine,
             clock=clock,
             random=random,
             relists=True,
@@ -53,6 +55,8 @@ class ClusterFeed:
             Pod,
             on_set=self._set_pod,
             on_drop=self._drop_pod,
+            quarantine=cluster.quarantine,
+            salvage=lambda pod: bool(pod.spec.node_name),  # what it holds there is not free
             clock=clock,
             random=random,
             relists=True,
@@ -63,6 +67,7 @@ class ClusterFeed:
             on_set=self._set_config,
             on_drop=self._drop_config,
             namespace=names.UNHEALTHY_NAMESPACE,
+            quarantine=cluster.quarantine,
             clock=clock,
             random=random,
             relists=True,
@@ -89,37 +94,43 @@ class ClusterFeed:
             group.create_task(self._configs.run())
             group.create_task(self._pods.run())
 
-    def _tell(self, kind: ChangeKind, obj: KubeObject) -> None:
-        for listener in self.listeners:
-            listener(kind, obj)
+    def _tell(self, change: Callable[[], None], kind: ChangeKind, obj: KubeObject) -> None:
+        """Make the change in the cluster and tell every listener, whatever one of them makes of the object.
+
+        Raises what the first of them raised.
+        """
+        problems: list[Exception] = []
+        told: list[Callable[[], None]] = [partial(listener, kind, obj) for listener in self.listeners]
+        for step in (change, *told):
+            try:
+                step()
+            except Exception as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
 
     def _set_node(self, node: Node) -> None:
-        self.cluster.set_node(node)
-        self._tell("node", node)
+        self._tell(lambda: self.cluster.set_node(node), "node", node)
 
     def _drop_node(self, node: Node) -> None:
-        self.cluster.drop_node(node.name)
-        self._tell("node-gone", node)
+        self._tell(lambda: self.cluster.drop_node(node.name), "node-gone", node)
 
     def _set_pod(self, pod: Pod) -> None:
-        self.cluster.set_pod(pod)
-        self._tell("pod", pod)
+        self._tell(lambda: self.cluster.set_pod(pod), "pod", pod)
 
     def _drop_pod(self, pod: Pod) -> None:
-        self.cluster.drop_pod(pod.uid)
-        self._tell("pod-gone", pod)
+        self._tell(lambda: self.cluster.drop_pod(pod.uid), "pod-gone", pod)
 
     def _set_config(self, config: ConfigMap) -> None:
-        node = _node_of(config)
-        if node:
-            self.cluster.set_unhealthy(node, (config.data or {}).get(names.UNHEALTHY_KEY))
-            self._tell("unhealthy", config)
+        self._mark(config, (config.data or {}).get(names.UNHEALTHY_KEY))
 
     def _drop_config(self, config: ConfigMap) -> None:
+        self._mark(config, None)
+
+    def _mark(self, config: ConfigMap, text: str | None) -> None:
         node = _node_of(config)
         if node:
-            self.cluster.set_unhealthy(node, None)
-            self._tell("unhealthy", config)
+            self._tell(lambda: self.cluster.set_unhealthy(node, text), "unhealthy", config)
 
 
 def _node_of(config: ConfigMap) -> str:

@@ -37,10 +37,16 @@ class Joining:
             heard, self._heard = self._heard, None
             for node in nodes.items:
                 if node.uid not in heard:
-                    self._listener("node", node)
-            for pod in pods.items:
+                    self._tell("node", node)
+            for pod in (*pods.items, *(one.object for one in pods.broken if one.object.spec.node_name)):
                 if pod.uid not in heard:
-                    self._listener("pod", pod)
+                    self._tell("pod", pod)
+
+    def _tell(self, kind: ChangeKind, obj: KubeObject) -> None:
+        try:
+            self._listener(kind, obj)
+        except Exception as error:  # one object must not keep the listener from the others
+            self._feed.cluster.quarantine.hold(obj, error)
 
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
         if self._heard is not None:

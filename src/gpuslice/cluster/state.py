@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec.structs import replace as replace_struct
+
 from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.annotations import (
@@ -28,6 +30,7 @@ from gpuslice.cluster.text import RECORD_LIMIT
 from gpuslice.devices.inventory import Mode, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.gate import Gate
+from gpuslice.kube.quarantine import Quarantine
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.node import place
@@ -60,6 +63,8 @@ class Cluster:
         self.gate = Gate()
         """Asked before anything is decided. Whoever feeds the cluster sets it; fed by hand it is whole."""
         self.fleet = Fleet()
+        self.quarantine = Quarantine()
+        """Objects that could not be read, by whoever in this process reads them."""
         self._clock = clock
         self._default_unit = default_unit
         self._nodes: dict[str, Node] = {}
@@ -111,6 +116,15 @@ class Cluster:
         in them, it counts with what its spec asks for, where it counted before or where the engine would put
         it.
         """
+        try:
+            self._set_pod(pod)
+        except Exception:
+            # Not ours to know what it was. What was counted stays so, and else the spec counts.
+            if pod.uid not in self._pods:
+                self._set_pod(replace_struct(pod, metadata=replace_struct(pod.metadata, annotations=None)))
+            raise
+
+    def _set_pod(self, pod: Pod) -> None:
         old = self._pods.get(pod.uid)
         if not pod.spec.node_name:
             return

@@ -11,13 +11,21 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import cache
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpuslice.errors import Conflict, Gone, api_error
-from gpuslice.kube.wire import KubeObject, ObjectMeta, Resource, Wire
+from gpuslice.errors import ApiError, Conflict, Gone, api_error
+from gpuslice.kube.decoding import (
+    UNREADABLE,
+    Broken,
+    decode_item,
+    decode_list,
+    decode_mark,
+    decode_one,
+    shallow,
+)
+from gpuslice.kube.wire import KubeObject, Resource, Wire
 
 K = TypeVar("K", bound=KubeObject)
 
@@ -65,10 +73,11 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[K]):
-    """A complete LIST and the version to watch from."""
+    """A complete LIST, the version to watch from, and what of it does not decode."""
 
     items: list[K]
     resource_version: str
+    broken: tuple[Broken[K], ...] = ()
 
 
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
@@ -76,10 +85,14 @@ EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent(Generic[K]):
-    """One change. A BOOKMARK's object carries nothing but metadata.resourceVersion."""
+    """One change. A BOOKMARK's object carries nothing but metadata.resourceVersion.
+
+    `problem`: why the object does not decode; it then has what could be read of it.
+    """
 
     type: EventType
     object: K
+    problem: str = ""
 
 
 class _Status(Wire, frozen=True, gc=False):
@@ -88,43 +101,13 @@ class _Status(Wire, frozen=True, gc=False):
     code: int = 0
 
 
-class _ListMeta(Wire, frozen=True, gc=False):
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-
-
-class _Mark(Wire, frozen=True, gc=False):
-    metadata: ObjectMeta = ObjectMeta()
-
-
 class _RawWatch(msgspec.Struct, frozen=True, gc=False):
     type: str
     object: msgspec.Raw
 
 
-@cache
-def _decoder(kind: type[K]) -> msgspec.json.Decoder[K]:
-    return msgspec.json.Decoder(kind)
-
-
-@cache
-def _list_decoder(kind: type[KubeObject]) -> msgspec.json.Decoder[Wire]:
-    model = msgspec.defstruct(
-        f"{kind.__name__}List",
-        [
-            ("metadata", _ListMeta, _ListMeta()),
-            ("items", list[kind] | None, None),  # type: ignore[valid-type]
-        ],
-        bases=(Wire,),
-        frozen=True,
-        gc=False,
-    )
-    return msgspec.json.Decoder(model)
-
-
 _ANOTHER_UID = re.compile(r'metadata\.uid: Invalid value: "[^"]*": field is immutable')
 _watch_decoder = msgspec.json.Decoder(_RawWatch)
-_mark_decoder = msgspec.json.Decoder(_Mark)
 _status_decoder = msgspec.json.Decoder(_Status)
 
 
@@ -136,9 +119,7 @@ class Client:
 
     async def get(self, kind: type[K], name: str, namespace: str | None = None) -> K:
         """Read one object. Raises NotFound."""
-        body = await self._send("GET", kind.resource.path(namespace, name))
-        decoder: msgspec.json.Decoder[K] = _decoder(kind)
-        return decoder.decode(body)
+        return _read(kind, name, await self._send("GET", kind.resource.path(namespace, name)))
 
     async def list(
         self,
@@ -150,13 +131,15 @@ class Client:
     ) -> Listing[K]:
         """Read all objects."""
         items: list[K] = []
+        broken: list[Broken[K]] = []
         version = ""
         async for page in self.pages(
             kind, namespace, label_selector=label_selector, field_selector=field_selector
         ):
             items += page.items
+            broken += page.broken
             version = page.resource_version
-        return Listing(items, version)
+        return Listing(items, version, tuple(broken))
 
     async def pages(
         self,
@@ -173,9 +156,11 @@ class Client:
         query = _query(limit=str(PAGE), labelSelector=label_selector, fieldSelector=field_selector)
         while True:
             body = await self._send("GET", kind.resource.path(namespace), query=query)
-            page = _list_decoder(kind).decode(body)
-            meta: _ListMeta = page.metadata  # type: ignore[attr-defined]
-            yield Listing(page.items or [], meta.resource_version)  # type: ignore[attr-defined]
+            try:
+                items, broken, meta = decode_list(kind, body)
+            except UNREADABLE as error:
+                raise _unreadable(f"the list of {kind.resource.plural}", error) from error
+            yield Listing(items, meta.resource_version, tuple(broken))
             if not meta.continue_:
                 return
             query["continue"] = meta.continue_
@@ -204,23 +189,25 @@ class Client:
             fieldSelector=field_selector,
             timeoutSeconds=str(timeout_seconds),
         )
-        decode = _decoder(kind).decode
         async with self.transport.stream(kind.resource.path(namespace), query=query) as (status, lines):
             if status != 200:
                 raise _error(status, b"".join([line async for line in lines]))
             on_open()
             async for line in lines:
-                event = _watch_decoder.decode(line)
+                event = _event(line)
                 if event.type == "ERROR":
                     problem = _status_decoder.decode(event.object)
                     if problem.code == 410:
                         raise Gone(410, problem.message, reason=problem.reason)
                     raise api_error(problem.code or 500, problem.message, problem.reason)
                 if event.type == "BOOKMARK":
-                    # Not an object that could exist: a Pod's has `containers: null`.
-                    yield WatchEvent("BOOKMARK", kind(metadata=_mark_decoder.decode(event.object).metadata))
+                    yield WatchEvent("BOOKMARK", kind(metadata=decode_mark(event.object)))
+                    continue
+                read = decode_item(kind, event.object)
+                if isinstance(read, Broken):
+                    yield WatchEvent(event.type, read.object, read.problem)  # type: ignore[arg-type]
                 else:
-                    yield WatchEvent(event.type, decode(event.object))  # type: ignore[arg-type]
+                    yield WatchEvent(event.type, read)  # type: ignore[arg-type]
 
     async def create(
         self,
@@ -274,8 +261,7 @@ class Client:
             content_type=PATCH_CONTENT_TYPE[patch_type],
             query=query,
         )
-        decoder: msgspec.json.Decoder[K] = _decoder(kind)
-        return decoder.decode(answer)
+        return _read(kind, name, answer)
 
     async def delete(
         self,
@@ -324,6 +310,25 @@ class Client:
         if answer.status >= 300:
             raise _error(answer.status, answer.body)
         return answer.body
+
+
+def _event(line: bytes) -> _RawWatch:
+    try:
+        return _watch_decoder.decode(line)
+    except RecursionError:
+        return _watch_decoder.decode(shallow(line))
+
+
+def _read(kind: type[K], name: str, body: bytes) -> K:
+    try:
+        return decode_one(kind, body)
+    except UNREADABLE as error:
+        raise _unreadable(f"{kind.resource.kind} {name}", error) from error
+
+
+def _unreadable(what: str, error: Exception) -> ApiError:
+    """The request was answered, but not in words that we know: no retry makes it better."""
+    return ApiError(200, f"the API server's answer about {what} cannot be read: {error}", reason="Unreadable")
 
 
 def _query(**params: str) -> dict[str, str]:

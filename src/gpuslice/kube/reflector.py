@@ -16,7 +16,7 @@ Only `key -> uid` is kept; the objects belong to the owner.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Final, Generic, TypeVar, cast
 
@@ -27,6 +27,8 @@ from gpuslice.clock import Clock
 from gpuslice.errors import ApiError, Gone, Unavailable
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client, Listing, WatchEvent
+from gpuslice.kube.decoding import Broken
+from gpuslice.kube.quarantine import Quarantine, reason
 from gpuslice.kube.wire import MAX_VERSION, KubeObject, ObjectMeta
 from gpuslice.units import read_digits
 
@@ -51,8 +53,11 @@ class Reflector(Generic[K]):
 
     A key that comes back with another uid is told as a drop of the old object first. The object given
     to `on_drop` is the last one the server sent, or, if the deletion was missed, one with nothing but
-    namespace, name and uid. The callbacks run on the event loop and must not block; what they raise
-    ends `run`.
+    namespace, name and uid. The callbacks run on the event loop and must not block.
+
+    An object that does not decode, or for which a callback raises, goes to `quarantine` and ends nothing. One
+    that does not decode stays as its owner knows it; if he does not, `salvage` says whether he is told of it
+    with what could be read (by default he is not).
 
     `relists`: list anew when no watch was open for BEHIND_SECONDS. What happened meanwhile would come with
     the next watch as well, but nothing says when all of it has come; a list does.
@@ -68,10 +73,13 @@ class Reflector(Generic[K]):
         namespace: str | None = None,
         label_selector: str = "",
         field_selector: str = "",
+        quarantine: Quarantine | None = None,
+        salvage: Callable[[K], bool] = lambda _item: False,
         clock: Clock,
         random: Callable[[], float],
         relists: bool = False,
     ) -> None:
+        self.quarantine = quarantine or Quarantine()
         self.synced = asyncio.Event()
         """Set once the first complete list has been handed over."""
         self._client = client
@@ -81,6 +89,7 @@ class Reflector(Generic[K]):
         self._namespace = namespace
         self._label_selector = label_selector
         self._field_selector = field_selector
+        self._salvage = salvage
         self._clock = clock
         self._random = random
         self._relists = relists
@@ -137,6 +146,7 @@ class Reflector(Generic[K]):
         if first:
             self._handed_over = False
         items: list[K] = []
+        broken: list[Broken[K]] = []
         version = ""
         pages = self._client.pages(
             self._kind,
@@ -149,19 +159,23 @@ class Reflector(Generic[K]):
                 version = page.resource_version
                 if first:
                     await self._hand_over(page.items)
+                    self._hand_over_broken(page.broken)
                 else:
                     items += page.items
+                    broken += page.broken
         self._check_order(version)
         self._recovered()
         if not first:
             # What is free of the vanished ones is not free before those are known that came.
             self._handed_over = False
-            present = {item.key: item.uid for item in items}
+            present = {item.key: item.uid for item in (*items, *(one.object for one in broken))}
+            self.quarantine.keep(self._kind, present)
             # Drops first: what the vanished ones held is free for those that came.
             for key, uid in list(self._uids.items()):
                 if present.get(key) != uid:
                     self._drop(key, _tombstone(self._kind, key, uid))
             await self._hand_over(items)
+            self._hand_over_broken(broken)
         self._version = self._newest = version
         self._handed_over = True
         self._unwatched_since = self._clock.monotonic()
@@ -187,6 +201,10 @@ class Reflector(Generic[K]):
             self._set(item)
             if number % BATCH == 0:
                 await asyncio.sleep(0)
+
+    def _hand_over_broken(self, broken: Iterable[Broken[K]]) -> None:
+        for one in broken:
+            self._hold(one.object, one.problem)
 
     async def _watch(self) -> bool:
         """Hand over changes until the server ends the stream; True if there was at least one event."""
@@ -221,8 +239,12 @@ class Reflector(Generic[K]):
         if event.type == "DELETED":
             if self._uids.get(item.key) == item.uid:
                 self._drop(item.key, item)
+            self.quarantine.release(item)
         elif event.type != "BOOKMARK" and not _older(version, self._version):
-            self._set(item)
+            if event.problem:
+                self._hold(item, event.problem)
+            else:
+                self._set(item)
         if version and not _older(version, self._version):
             self._version = self._newest = version
 
@@ -231,11 +253,26 @@ class Reflector(Generic[K]):
         if known is not None and known != item.uid:
             self._drop(key, _tombstone(self._kind, key, known))
         self._uids[key] = item.uid
-        self._on_set(item)
+        try:
+            self._on_set(item)
+        except Exception as error:  # whatever one object does, the others go on
+            self.quarantine.hold(item, error)
+        else:
+            self.quarantine.release(item)
+
+    def _hold(self, item: K, problem: str) -> None:
+        """An object that does not decode. What is known of it stays."""
+        if self._uids.get(item.key) != item.uid and self._salvage(item):
+            self._set(item)
+        self.quarantine.hold(item, problem)
 
     def _drop(self, key: str, item: K) -> None:
         del self._uids[key]
-        self._on_drop(item)
+        self.quarantine.release(item)
+        try:
+            self._on_drop(item)
+        except Exception as error:
+            _log.error("an object that is gone cannot be let go", object=key, error=reason(error))
 
     def _failed(self, started: float, error: Exception) -> None:
         if self._clock.monotonic() - started >= STEADY_SECONDS:

@@ -6,6 +6,7 @@ on every scrape. Here the cluster is summed up.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -43,6 +44,19 @@ class Metrics:
             "gpuslice_cluster_pods_without_known_gpu", "Pods on a node whose GPU nobody recorded."
         )
         self.sums = (self.gpus, self.unhealthy_gpus, self.memory_mib, self.allocated_mib, self.unknown_pods)
+
+        self.unreadable = Gauge(
+            "gpuslice_unreadable_objects",
+            "API objects that could not be read, by kind: see the log, and the events of each.",
+            ["kind"],
+            registry=self.registry,
+        )
+
+    def count_unreadable(self, counts: Mapping[str, int]) -> None:
+        """Objects that could not be read, by kind."""
+        self.unreadable.clear()
+        for kind, number in counts.items():
+            self.unreadable.labels(kind).set(number)
 
     def render(self) -> bytes:
         """The text that /metrics answers."""

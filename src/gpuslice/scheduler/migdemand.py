@@ -150,7 +150,7 @@ class MigDemandController:
         rooms = self._cluster.fleet.rooms(node.name)
         try:
             found = demand_gpus(node, self._read(node), rooms, idle_long=idle_long, alone=alone)
-        except InputError as error:
+        except Exception as error:  # one node's annotations must not end what is done for the others
             if self._problems.get(node.name) != str(error):
                 self._problems[node.name] = str(error)
                 _log.warning("a node is left as it is", node=node.name, error=str(error))

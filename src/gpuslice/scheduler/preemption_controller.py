@@ -114,7 +114,12 @@ class PreemptionController:
             if self._cluster.gate.closed():
                 return True
             if facts.uid in self._stuck and self._planner.worth_a_look(facts) and not self._fits(facts):
-                outcome = await self._preemptor.preempt(facts)
+                try:
+                    outcome = await self._preemptor.preempt(facts)
+                except Exception as error:  # one pod must not keep the others from room
+                    self._stuck.pop(facts.uid, None)
+                    self._cluster.quarantine.hold(facts.pod, error)
+                    continue
                 blocked |= outcome.passing
                 if outcome.message and self._said.get(facts.uid) != outcome.message:
                     self._said[facts.uid] = outcome.message

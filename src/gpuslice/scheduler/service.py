@@ -100,7 +100,10 @@ class Scheduler:
                 if self._cluster.gate.closed():
                     self.queue.put_back(facts.uid)
                     continue
-                self._handle(facts)
+                try:
+                    self._handle(facts)
+                except Exception as error:  # one pod must not keep the others from their nodes
+                    self._give_up(facts, error)
                 # Answers and changes are taken in between decisions.
                 await asyncio.sleep(0)
 
@@ -171,7 +174,11 @@ class Scheduler:
 
     async def _preempt(self, facts: PodFacts, decision: Decision) -> None:
         freedom = self._freedom
-        outcome = await self._preemptor.preempt(facts)
+        try:
+            outcome = await self._preemptor.preempt(facts)
+        except Exception as error:
+            self._give_up(facts, error)
+            return
         if not outcome.node and not outcome.passing and freedom == self._freedom:
             self._hopeless.add(facts.demand)
         message = f"{decision.message} {outcome.message}".rstrip()
@@ -196,6 +203,11 @@ class Scheduler:
         if self._group is None:
             raise RuntimeError("the scheduler does not run")
         self._group.create_task(work, name=name)
+
+    def _give_up(self, facts: PodFacts, error: Exception) -> None:
+        """What had to be done for a pod failed as nobody foresaw: until it is changed, it waits."""
+        self._cluster.quarantine.hold(facts.pod, error)
+        self.queue.wait(facts.uid, Cause.SELF)
 
     # --- changes ----------------------------------------------------------------------------------
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
@@ -329,6 +341,7 @@ async def run_scheduler(
     `mig_idle_seconds`: how long what was cut on demand may be idle.
     """
     recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id, random=random)
+    cluster.quarantine.record_by(recorder)
     own = binder or Binder(cluster, client, clock=clock, random=random)
     scheduler = Scheduler(
         client,

@@ -44,4 +44,5 @@ async def summed_up(cluster: Cluster, metrics: Metrics) -> bytes:
     metrics.memory_mib.set(total)
     metrics.allocated_mib.set(used)
     metrics.unknown_pods.set(unknown)
+    metrics.count_unreadable(cluster.quarantine.counts())
     return metrics.render()

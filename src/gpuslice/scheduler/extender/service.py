@@ -70,6 +70,7 @@ async def extender(
     feed = ClusterFeed(client, cluster, clock=clock, random=random, leadership=leadership)
     binder = Binder(cluster, client, clock=clock, random=random)
     recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id)
+    cluster.quarantine.record_by(recorder)
     # kube-scheduler never asks its extender to make room on a single GPU; this watches for such pods.
     preemption = PreemptionController(client, cluster, feed, serves=serves, clock=clock, recorder=recorder)
     cutting = MigDemandController(
