@@ -18,8 +18,9 @@ from cryptography import x509
 from gpuslice.admission import certificates
 from gpuslice.admission.certificates import Plan, plan, renewed
 from gpuslice.admission.mutate import webhook_configuration
+from gpuslice.admission.reviewing import Reviews
 from gpuslice.admission.rotating import CertificateKeeper, MutatingWebhookConfiguration, Secret
-from gpuslice.admission.webhook import app
+from gpuslice.admission.webhook import WebhookApp
 from gpuslice.clock import SystemClock
 from gpuslice.errors import ApiError, InputError, NotFound
 from gpuslice.kube.client import Client, Response
@@ -295,7 +296,10 @@ async def test_the_api_server_accepts_the_certificate_and_gets_its_answer(
         "spec": {"containers": [_container({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})]},
     }
     review = {"request": {"uid": "u", "kind": {"kind": "Pod"}, "object": pod}}
-    async with serving(app, host="127.0.0.1", port=0, clock=SystemClock(), tls=files) as (_, port):
+    async with serving(WebhookApp(Reviews()), host="127.0.0.1", port=0, clock=SystemClock(), tls=files) as (
+        _,
+        port,
+    ):
         status, answer = await _post(port, trusting, "/mutate", msgspec.json.encode(review))
         assert status == 200
         response = msgspec.json.decode(answer)["response"]
@@ -310,7 +314,10 @@ async def test_only_our_client_certificate_is_let_in(tmp_path: Path) -> None:
     for name, data in stored.items():
         (tmp_path / name).write_bytes(data)
     files = Tls(tmp_path / "tls.crt", tmp_path / "tls.key", client_ca=tmp_path / "ca.crt")
-    async with serving(app, host="127.0.0.1", port=0, clock=SystemClock(), tls=files) as (_, port):
+    async with serving(WebhookApp(Reviews()), host="127.0.0.1", port=0, clock=SystemClock(), tls=files) as (
+        _,
+        port,
+    ):
         trusting = ssl.create_default_context(cafile=tmp_path / "ca.crt")
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await _post(port, trusting, "/mutate", b"{")

@@ -39,6 +39,7 @@ def command(other: str | None, webhook: WebhookOptions | None) -> None:
         ),
         ("--webhook :1 --webhook-certificate /x --certificate-name n", "need --certificate-secret"),
         ("--certificate-secret tls", "is not NAMESPACE/NAME"),
+        ("--webhook-client-ca /x", "--webhook-client-ca needs --webhook"),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence(arguments: str, sentence: str) -> None:

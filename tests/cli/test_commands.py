@@ -118,6 +118,15 @@ def test_starting_imports_nothing_heavy(module: str) -> None:
         (["extender", "--follow-lease", "a/b/c"], "'--follow-lease': 'a/b/c' is not NAMESPACE/NAME"),
         (["extender", "--lease", "a/b", "--follow-lease", "a/b"], "exclude each other"),
         (["extender", "--label-leader"], "--label-leader needs --lease"),
+        (
+            ["extender", "--listen", ":0"],
+            "error: --listen: whoever reaches :0 could bind pods: let in only some",
+        ),
+        (
+            ["extender", "--listen", "192.0.2.1:1"],
+            "error: --listen: whoever reaches 192.0.2.1:1 could bind pods",
+        ),
+        (["scheduler", "--metrics-token-file", "a"], "--metrics-token-file needs --probes"),
         (["agent", "--node", "n", "--devices", "/nowhere"], "error: /nowhere: there is no such file\n"),
         (
             ["agent", "--node", "n", "--device-list-strategy", "envvar,cdi"],

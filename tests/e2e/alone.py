@@ -114,7 +114,7 @@ class Alone:
         )
 
     def _extender(self) -> list[str]:
-        options = [f"--kubeconfig={self.extender_kubeconfig}", f"--listen={self.extender_address}"]
+        options = [f"--kubeconfig={self.extender_kubeconfig}", f"--listen={self.extender_address}", "--open"]
         return self.cluster.plane.namespace.enter(GPUSLICE, "extender", *options)
 
     def _devices(self, node: Node) -> Path:

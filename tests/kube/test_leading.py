@@ -295,3 +295,27 @@ async def test_a_follower_does_not_believe_an_old_lease(world: World) -> None:
         async with world.running(mine):
             await world.after(5)
             assert follower.leads
+
+
+async def test_whoever_does_not_lead_any_more_says_why_truly(world: World) -> None:
+    """A lone scheduler whose loop was held up said that it had lost to another replica."""
+    (a, line), (b, _) = world.candidate("a"), world.candidate("b")
+    async with world.running(a):
+        line.cut = True
+        await world.after(RENEW_SECONDS + 5)
+        assert not a.leads
+        assert a.why == "the Lease acts was not renewed in time: cut"
+        async with world.running(b):
+            await world.after(LEASE_SECONDS + 5)
+            line.cut = False
+            await world.after(5)
+            assert [a.leads, b.leads] == [False, True]
+            assert a.why == "b holds the Lease acts"
+
+
+async def test_a_leader_that_was_held_up_says_so(world: World) -> None:
+    a, _ = world.candidate("a")
+    async with world.running(a):
+        world.clock.seconds += RENEW_SECONDS + 5  # nobody had a turn
+        assert not a.leads
+        assert a.why == "the Lease acts was not renewed in time: this process was held up"

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 from up_world import TWO_NODES, cluster_of
 
@@ -99,6 +100,14 @@ async def test_a_database_brings_the_objects_back_and_admission_with_them(tmp_pa
 
 async def test_the_extender_answers_over_https_with_the_clusters_own_state(tmp_path: Path) -> None:
     async with cluster_of(TWO_NODES, tmp_path) as (cluster, kubectl):
+        async with httpx2.AsyncClient(verify=False) as http:
+            url = f"{cluster.extender}/gpushare-scheduler/inspect"
+            assert (await http.get(url)).status_code == 401
+            mine = {"Authorization": f"Bearer {cluster.endpoint.token}"}
+            answer = await http.get(url, headers=mine)
+            assert [node["name"] for node in answer.json()["nodes"]] == [
+                one.name for one in cluster.plan.nodes
+            ]
         assert cluster.extender.startswith("https://127.0.0.1:")
         hooks = await kubectl.read("mutatingwebhookconfigurations", "gpuslice")
         assert hooks["webhooks"][0]["clientConfig"]["url"] == f"{cluster.extender}/mutate"

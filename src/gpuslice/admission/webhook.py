@@ -3,47 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 from gpuslice.admission import certificates
-from gpuslice.admission.mutate import review
+from gpuslice.admission.reviewing import LIMIT, Reviews
 from gpuslice.clock import Clock
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, Unavailable
+from gpuslice.observe.limits import Limits
 from gpuslice.observe.serving import Tls, TooLarge, read_body, serving
 
-BODY_LIMIT: Final = 3 * 1024 * 1024
-"""kube-apiserver takes no larger request, and etcd no object of more than 1.5 MiB."""
+LIMITS: Final = Limits(body_bytes=LIMIT)
 PATH: Final = "/mutate"
 TEXT: Final = "text/plain; charset=utf-8"
 
 Answer = tuple[int, str, bytes]
 
 
-async def app(scope: Any, receive: Any, send: Any) -> None:
-    """ASGI 3. Open to everyone: a review changes nothing and reveals nothing."""
-    if scope["type"] != "http":
-        return
-    answer = await _answer(scope["method"], scope["path"].rstrip("/"), receive)
-    if answer is None:
-        return
-    status, kind, body = answer
-    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+class WebhookApp:
+    """ASGI 3. Open to whoever is let in: a review changes nothing and reveals nothing."""
+
+    def __init__(self, review: Callable[[bytes], Awaitable[bytes]]) -> None:
+        self._review = review
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        answer = await _answer(scope["method"], scope["path"].rstrip("/"), receive, self._review)
+        if answer is None:
+            return
+        status, kind, body = answer
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
-async def serve(host: str, port: int, folder: Path, *, clock: Clock) -> None:
+async def serve(host: str, port: int, folder: Path, *, clock: Clock, client_ca: Path | None = None) -> None:
     """Serve until cancelled, with tls.crt and tls.key of a folder, read again when they change.
 
-    Raises InputError if the address is taken or the files cannot be used.
+    With `client_ca` only clients it signed are let in. Raises InputError if the address is taken or the files
+    cannot be used.
     """
-    tls = Tls(folder / certificates.SERVING, folder / certificates.SERVING_KEY)
-    async with serving(app, host=host, port=port, clock=clock, tls=tls):
+    tls = Tls(folder / certificates.SERVING, folder / certificates.SERVING_KEY, client_ca)
+    async with serving(WebhookApp(Reviews()), host=host, port=port, clock=clock, tls=tls, limits=LIMITS):
         await asyncio.Event().wait()
 
 
-async def _answer(method: str, path: str, receive: Any) -> Answer | None:
+async def _answer(
+    method: str, path: str, receive: Any, review: Callable[[bytes], Awaitable[bytes]]
+) -> Answer | None:
     """None if the client went away."""
     if path == "/healthz":
         return 200, TEXT, b"ok"
@@ -52,11 +61,13 @@ async def _answer(method: str, path: str, receive: Any) -> Answer | None:
     if method != "POST":
         return 405, TEXT, b"Method Not Allowed\n"
     try:
-        body = await read_body(receive, BODY_LIMIT)
+        body = await read_body(receive, LIMIT)
         if body is None:
             return None
-        return 200, "application/json", review(body)
+        return 200, "application/json", await review(body)
     except TooLarge as error:
         return 413, TEXT, f"{error}\n".encode()
+    except Unavailable as error:
+        return 503, TEXT, f"{error}\n".encode()
     except InputError as error:
         return 400, TEXT, f"{error}\n".encode()

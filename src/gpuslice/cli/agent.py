@@ -166,7 +166,7 @@ def agent(
     use_node_feature_api: bool | None,
     memory_unit: str | None,
     kubelet_dir: Path,
-    probes: str | None,
+    probes: options.Probes | None,
 ) -> None:
     from gpuslice.cli.process import serve
 

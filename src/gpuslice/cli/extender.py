@@ -45,6 +45,12 @@ from gpuslice.cli.webhook import WebhookOptions, webhook_options
     metavar="FILE",
     help="Let in only requests with this bearer token; probes need none.",
 )
+@click.option(
+    "--open",
+    "open_to_all",
+    is_flag=True,
+    help="Answer whoever reaches the address, who can then bind pods; for networks that nobody else is on.",
+)
 @options.lease
 @options.identity
 @click.option(
@@ -77,12 +83,13 @@ def extender(
     tls_key: Path | None,
     client_ca: Path | None,
     token_file: Path | None,
+    open_to_all: bool,
     lease: tuple[str, str] | None,
     identity: str,
     label_leader: bool,
     follow_lease: tuple[str, str] | None,
     schedulers: tuple[str, ...],
-    probes: str | None,
+    probes: options.Probes | None,
     webhook: WebhookOptions | None,
 ) -> None:
     from gpuslice.cli.process import serve
@@ -109,6 +116,7 @@ def extender(
             mig_idle=mig_idle,
             tls=tls,
             token_file=token_file,
+            open_to_all=open_to_all,
             election=servers.Election(lease, identity, label=label_leader, follow=follow_lease),
             schedulers=schedulers,
             probes=probes,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,11 +38,38 @@ devices = click.option(
     help="Simulated GPUs: a file (kind: Devices), or a ready-made machine such as 8xA100-40; "
     "default: the GPUs that NVIDIA's driver has.",
 )
-probes = click.option(
-    "--probes",
-    metavar="HOST:PORT",
-    help="Where to answer /healthz, /readyz and /metrics; default: nowhere.",
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Where /healthz, /readyz and /metrics are answered; with `token_file` the last only to who has it."""
+
+    listen: str
+    token_file: Path | None = None
+
+
+def probes(command: Callable[..., None]) -> Callable[..., None]:
+    """Click options that arrive as one argument, `probes`: Probes, or None for nowhere."""
+
+    @click.option(
+        "--probes",
+        metavar="HOST:PORT",
+        help="Where to answer /healthz, /readyz and /metrics; default: nowhere.",
+    )
+    @click.option(
+        "--metrics-token-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Answer /metrics there only to requests with this bearer token; default: to everyone.",
+    )
+    @wraps(command)
+    def collecting(*args: Any, probes: str | None, metrics_token_file: Path | None, **others: Any) -> None:
+        if metrics_token_file is not None and probes is None:
+            raise click.UsageError("--metrics-token-file needs --probes")
+        command(*args, probes=Probes(probes, metrics_token_file) if probes is not None else None, **others)
+
+    return collecting
+
 
 mig_idle = click.option(
     "--mig-idle",

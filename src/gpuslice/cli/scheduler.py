@@ -27,7 +27,7 @@ def scheduler(
     mig_idle: int,
     lease: tuple[str, str] | None,
     identity: str,
-    probes: str | None,
+    probes: options.Probes | None,
     webhook: WebhookOptions | None,
 ) -> None:
     from gpuslice.cli.process import serve

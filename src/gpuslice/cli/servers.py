@@ -13,6 +13,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from gpuslice.cli.options import Probes
 from gpuslice.cli.reading import connected
 from gpuslice.cli.webhook import WebhookOptions
 from gpuslice.cli.webhookserver import Webhook
@@ -26,8 +27,8 @@ from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, campai
 from gpuslice.kube.wire import Node
 from gpuslice.names import LABEL_LEADER, SCHEDULER_NAME
 from gpuslice.observe.logging import setup
-from gpuslice.observe.probes import ProbesApp
-from gpuslice.observe.serving import Tls, parse_listen, serving
+from gpuslice.observe.probes import LIMITS, ProbesApp
+from gpuslice.observe.serving import Tls, is_loopback, parse_listen, serving
 from gpuslice.placement.policy import Policy
 
 if TYPE_CHECKING:
@@ -74,19 +75,26 @@ async def extender(
     mig_idle: int,
     tls: Tls | None,
     token_file: Path | None,
+    open_to_all: bool,
     election: Election,
     schedulers: Collection[str],
-    probes: str | None,
+    probes: Probes | None,
     webhook: WebhookOptions | None,
 ) -> None:
     """Run the extender until cancelled."""
-    from gpuslice.admission.mutate import review
+    from gpuslice.admission.reviewing import Reviews
     from gpuslice.scheduler.extender.service import extender as serving_extender
 
     setup()
     host, port = parse_listen(listen)
+    if not (open_to_all or token_file or (tls and tls.client_ca) or is_loopback(host)):
+        raise InputError(
+            f"whoever reaches {listen} could bind pods: let in only some with --client-ca or --token-file, "
+            "listen on 127.0.0.1, or say --open",
+            field="--listen",
+        )
     clock = SystemClock()
-    token = _read_token(token_file) if token_file else None
+    token = _read_token(token_file, "--token-file") if token_file else None
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         # With the webhook's authority as the one that clients are asked for, that has to issue for them, too.
         ours = tls is not None and webhook is not None and tls.client_ca == webhook.folder / "ca.crt"
@@ -105,7 +113,7 @@ async def extender(
             cluster=Cluster(clock=clock, policy=Policy(policy)),
             tls=tls,
             token=token,
-            admission=review,
+            admission=Reviews(),
             mig_idle_seconds=mig_idle,
             leadership=leadership,
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,
@@ -127,7 +135,7 @@ async def scheduler(
     mig_idle: int,
     lease: tuple[str, str] | None,
     identity: str,
-    probes: str | None,
+    probes: Probes | None,
     webhook: WebhookOptions | None,
 ) -> None:
     """Run our own scheduler until cancelled. With a Lease it waits for it, and ends when it is lost.
@@ -174,9 +182,7 @@ async def scheduler(
         group.create_task(_pools(client, feed, clock=clock))
         while leadership.leads:
             await clock.sleep(LOOK_SECONDS)
-        raise Unavailable(
-            "the Lease was not renewed in time, or another replica has it: another one schedules"
-        )
+        raise Unavailable(f"this replica does not lead any more: {leadership.why}")
 
 
 async def agent(
@@ -190,7 +196,7 @@ async def agent(
     mig_configs: Path | None,
     labels: bool,
     memory_unit: str | None,
-    probes: str | None,
+    probes: Probes | None,
 ) -> None:
     """Run a node's agent until cancelled. `options` are those of NVIDIA's device plugin that are given."""
     from gpuslice.cli.discovering import driver_of, keep_up, line_to, unit_of
@@ -271,17 +277,19 @@ async def _pools(client: Client, feed: ClusterFeed, *, clock: Clock) -> None:
 
 
 async def _probes(
-    address: str | None,
+    where: Probes | None,
     *,
     waits_for: Callable[[], str],
     metrics: Callable[[], Awaitable[bytes]],
     clock: Clock,
 ) -> None:
     """Answer probes until cancelled, if there is an address to do so at."""
-    if address is None:
+    if where is None:
         return
-    host, port = parse_listen(address, field="--probes")
-    async with serving(ProbesApp(waits_for=waits_for, metrics=metrics), host=host, port=port, clock=clock):
+    host, port = parse_listen(where.listen, field="--probes")
+    token = _read_token(where.token_file, "--metrics-token-file") if where.token_file else None
+    app = ProbesApp(waits_for=waits_for, metrics=metrics, token=token)
+    async with serving(app, host=host, port=port, clock=clock, limits=LIMITS):
         await asyncio.Event().wait()
 
 
@@ -289,11 +297,11 @@ def _not_synced(feed: ClusterFeed) -> str:
     return "" if feed.synced else "the cache is not synced"
 
 
-def _read_token(path: Path) -> str:
+def _read_token(path: Path, field: str) -> str:
     try:
         token = path.read_text().strip()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}", field="--token-file") from error
+        raise InputError(f"{path} cannot be read: {error.strerror}", field=field) from error
     if not token:
-        raise InputError(f"{path} is empty", field="--token-file")
+        raise InputError(f"{path} is empty", field=field)
     return token

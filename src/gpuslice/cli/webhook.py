@@ -22,6 +22,7 @@ class WebhookOptions:
     secret: tuple[str, str] | None
     names: tuple[str, ...]
     configuration: str | None
+    client_ca: Path | None = None
 
 
 def webhook_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,6 +56,13 @@ def webhook_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="NAME",
         help="Tell the API server in this MutatingWebhookConfiguration whom to trust.",
     )
+    @click.option(
+        "--webhook-client-ca",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Let in only clients with a certificate that this CA has signed: the API server's, which has to "
+        "be told to show one; PEM.",
+    )
     @wraps(command)
     def collecting(
         *args: Any,
@@ -63,6 +71,7 @@ def webhook_options(command: Callable[..., None]) -> Callable[..., None]:
         certificate_secret: tuple[str, str] | None,
         certificate_name: tuple[str, ...],
         webhook_configuration: str | None,
+        webhook_client_ca: Path | None,
         **others: Any,
     ) -> None:
         if (webhook is None) != (webhook_certificate is None):
@@ -73,10 +82,17 @@ def webhook_options(command: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError("--certificate-secret needs --certificate-name")
         if certificate_secret is None and (certificate_name or webhook_configuration):
             raise click.UsageError("--certificate-name and --webhook-configuration need --certificate-secret")
+        if webhook_client_ca is not None and webhook is None:
+            raise click.UsageError("--webhook-client-ca needs --webhook")
         given = None
         if webhook is not None and webhook_certificate is not None:
             given = WebhookOptions(
-                webhook, webhook_certificate, certificate_secret, certificate_name, webhook_configuration
+                webhook,
+                webhook_certificate,
+                certificate_secret,
+                certificate_name,
+                webhook_configuration,
+                webhook_client_ca,
             )
         command(*args, webhook=given, **others)
 

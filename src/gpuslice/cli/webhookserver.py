@@ -68,4 +68,7 @@ class Webhook:
                 group.create_task(self._keeper.run())
             await self._certified.wait()
             host, port = self._address
-            group.create_task(serve(host, port, self._options.folder, clock=self._clock))
+            options = self._options
+            group.create_task(
+                serve(host, port, options.folder, clock=self._clock, client_ca=options.client_ca)
+            )

@@ -51,6 +51,10 @@ class Leadership(Protocol):
     def leads(self) -> bool:
         """True while it does, at this moment. Ask again before the next step."""
 
+    @property
+    def why(self) -> str:
+        """Why it does not, in a few words."""
+
     async def run(self) -> None:
         """Keep that true, for ever."""
 
@@ -59,6 +63,7 @@ class Alone:
     """No election: the only replica there is."""
 
     leads = True
+    why = ""
 
     async def run(self) -> None:
         return
@@ -77,6 +82,7 @@ class Candidate:
         clock: Clock,
         on_change: Callable[[bool], Awaitable[None]] | None = None,
     ) -> None:
+        self.why = f"nobody is known yet to hold the Lease {name}"
         self._client = client
         self._namespace = namespace
         self._name = name
@@ -103,9 +109,13 @@ class Candidate:
                 began = self._clock.monotonic()
                 try:
                     async with asyncio.timeout(REQUEST_SECONDS):
-                        self._renewed_at = began if await self._try() else None
+                        mine = await self._try()
+                    self._renewed_at = began if mine else None
+                    if mine:
+                        self._not_renewed("this process was held up")  # if nothing else is said later
                 except (GpuSliceError, TimeoutError) as error:
                     _log.info("lease not renewed", lease=self._name, error=str(error) or "no answer")
+                    self._not_renewed(str(error) or "the API server did not answer")
                 self._say()
                 if telling is None or telling.done():
                     telling = asyncio.create_task(self._tell())  # the next renewal does not wait for it
@@ -116,6 +126,9 @@ class Candidate:
             held, self._renewed_at = self._renewed_at is not None, None
             if held:
                 await asyncio.shield(self._release())
+
+    def _not_renewed(self, why: str) -> None:
+        self.why = f"the Lease {self._name} was not renewed in time: {why}"
 
     async def _try(self) -> bool:
         """Take or renew the Lease; False if another one holds it. Raises GpuSliceError."""
@@ -138,10 +151,12 @@ class Candidate:
             try:
                 await self._client.create(Lease.resource, body, self._namespace)
             except Conflict:
-                return False  # another one was faster
+                self.why = f"another replica was the first to take the Lease {self._name}"
+                return False
             return True
         holder = lease.spec.holder_identity or ""
         if holder not in ("", self._identity) and not self._is_over(lease):
+            self.why = f"{holder} holds the Lease {self._name}"
             return False
         change: dict[str, object] = dict(mine)
         if holder != self._identity:
@@ -152,6 +167,7 @@ class Candidate:
         except Conflict:
             if holder == self._identity:
                 raise  # somebody edited it; the next round renews it
+            self.why = f"another replica was the first to take the Lease {self._name}"
             return False
         return True
 
@@ -203,6 +219,7 @@ class Follower:
     """
 
     def __init__(self, client: Client, *, namespace: str, name: str, hostname: str, clock: Clock) -> None:
+        self.why = "the kube-scheduler of this pod does not"
         self._client = client
         self._namespace = namespace
         self._name = name

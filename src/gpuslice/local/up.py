@@ -16,7 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from gpuslice.admission.mutate import review, webhook_configuration
+from gpuslice.admission.mutate import webhook_configuration
+from gpuslice.admission.reviewing import Reviews
 from gpuslice.capacity.nodepool import DEFINITIONS, definition
 from gpuslice.capacity.poolcontroller import NodePoolController
 from gpuslice.clock import Clock
@@ -94,7 +95,7 @@ class LocalCluster:
         self.plan = plan
         self.endpoint = endpoint
         self.extender = extender
-        """URL of the extender."""
+        """URL of the extender, which asks for the endpoint's token."""
         self.client = client
         self.cluster = cluster
         self.feed = feed
@@ -169,7 +170,9 @@ async def local_cluster(
                 serving_api(
                     server, clock=clock, port=settings.port, kubeconfig=settings.kubeconfig
                 ) as endpoint,
-                _scheduling(plan, client, folder, settings, clock=clock, random=random) as scheduling,
+                _scheduling(
+                    plan, client, folder, settings, endpoint.token, hook.reviews, clock=clock, random=random
+                ) as scheduling,
                 _background() as start,
             ):
                 hook.url = f"{scheduling.url}/mutate"
@@ -218,11 +221,12 @@ class _OwnWebhook:
 
     def __init__(self) -> None:
         self.url = ""
+        self.reviews = Reviews()
 
     async def post(self, url: str, body: bytes, *, authority: bytes, timeout_s: float) -> bytes:
         """See `webhookpost.post`."""
         if url == self.url:
-            return review(body)
+            return await self.reviews(body)
         return await webhookpost.post(url, body, authority=authority, timeout_s=timeout_s)
 
 
@@ -237,9 +241,20 @@ class _Scheduling:
 
 @asynccontextmanager
 async def _scheduling(
-    plan: ClusterPlan, client: Client, folder: Path, settings: Settings, *, clock: Clock, random: Random
+    plan: ClusterPlan,
+    client: Client,
+    folder: Path,
+    settings: Settings,
+    token: str,
+    reviews: Reviews,
+    *,
+    clock: Clock,
+    random: Random,
 ) -> AsyncIterator[_Scheduling]:
-    """Extender, admission, scheduler and controllers, around one cluster state and one binder."""
+    """Extender, admission, scheduler and controllers, around one cluster state and one binder.
+
+    The extender asks for the API server's token: whoever can bind pods can put them anywhere.
+    """
     cluster = Cluster(clock=clock, policy=plan.policy, default_unit=plan.unit)
     feed = ClusterFeed(client, cluster, clock=clock, random=random.random)
     imagined = Imagined(cluster, feed, clock)
@@ -250,7 +265,8 @@ async def _scheduling(
         metrics,
         clock=clock,
         ready=lambda: feed.synced,
-        admission=review,
+        token=token,
+        admission=reviews,
     )
     certificates = issue(clock)
     tls = Tls(

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
+from gpuslice.observe.limits import Limits
 from gpuslice.observe.metrics import CONTENT_TYPE
+from gpuslice.observe.serving import authorized
 
 Answer = tuple[int, str, bytes]
-TEXT = "text/plain; charset=utf-8"
+TEXT: Final = "text/plain; charset=utf-8"
+LIMITS: Final = Limits(body_bytes=0)
+"""Nothing is sent to these routes."""
+NO_TOKEN: Final[Answer] = (401, TEXT, b"a bearer token is required\n")
 
 
 class ProbesApp:
-    """ASGI 3. `waits_for` says in a few words why the process is not ready, "" once it is."""
+    """ASGI 3. `waits_for` says in a few words why the process is not ready, "" once it is.
 
-    def __init__(self, *, waits_for: Callable[[], str], metrics: Callable[[], Awaitable[bytes]]) -> None:
+    With a token, /metrics is answered only to who has it; kubelet's probes carry none.
+    """
+
+    def __init__(
+        self,
+        *,
+        waits_for: Callable[[], str],
+        metrics: Callable[[], Awaitable[bytes]],
+        token: str | None = None,
+    ) -> None:
         self._waits_for = waits_for
         self._metrics = metrics
+        self._token = token
 
     async def __call__(self, scope: Any, _receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        status, kind, body = await self._answer(scope["method"], scope["path"].rstrip("/"))
+        path = scope["path"].rstrip("/")
+        if path == "/metrics" and not authorized(scope, self._token):
+            status, kind, body = NO_TOKEN
+        else:
+            status, kind, body = await self._answer(scope["method"], path)
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -19,8 +19,6 @@ QUIET_SECONDS: Final = 60.0
 REMEMBERED: Final = 256
 """Events that are told apart; beyond, the one that was written longest ago is forgotten."""
 
-_log = structlog.get_logger(__name__)
-
 
 @dataclass(slots=True)
 class _Told:
@@ -49,7 +47,7 @@ class Repeats:
         self._told.move_to_end(key)
         if len(self._told) > REMEMBERED:
             self._told.popitem(last=False)
-        _log.warning(event, **facts)
+        structlog.get_logger(__name__).warning(event, **facts)
 
 
 class StandardLibrary(logging.Handler):

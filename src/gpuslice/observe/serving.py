@@ -6,6 +6,8 @@ The server shares memory with whatever answers; Ctrl-C and SIGTERM stay with who
 from __future__ import annotations
 
 import asyncio
+import hmac
+import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -97,6 +99,12 @@ async def serving(
         listener.close()
 
 
+def authorized(scope: Any, token: str | None) -> bool:
+    """Whether an ASGI request carries the bearer token that is demanded, if any."""
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    return token is None or hmac.compare_digest(given, b"Bearer " + token.encode())
+
+
 async def read_body(receive: Any, limit: int) -> bytes | None:
     """The whole body of an ASGI request, None if the client went away. Raises TooLarge beyond `limit` bytes.
 
@@ -140,6 +148,14 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     if number is None:
         raise InputError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:32766", field=field)
     return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - ":PORT" asks for it
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine (or this pod) reaches what listens there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def _reload(context: ssl.SSLContext, tls: Tls, clock: Clock) -> None:

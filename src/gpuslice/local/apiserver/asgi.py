@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from gpuslice.local.apiserver import execution
 from gpuslice.local.apiserver.http import Reply, Request, Stream, reply
 from gpuslice.local.apiserver.status import Failure, unauthorized
-from gpuslice.observe.serving import TooLarge, read_body
+from gpuslice.observe.serving import TooLarge, authorized, read_body
 
 if TYPE_CHECKING:
     from gpuslice.local.apiserver.app import ApiServer
@@ -33,14 +32,6 @@ def read_scope(scope: Any, body: bytes = b"") -> Request:
         headers.get(b"user-agent", ""),
         lists,
     )
-
-
-def authorized(scope: Any, token: str | None) -> bool:
-    """Whether the request carries the bearer token that is demanded, if any."""
-    if token is None:
-        return True
-    given = dict(scope["headers"]).get(b"authorization", b"")
-    return hmac.compare_digest(given, b"Bearer " + token.encode())
 
 
 async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ from gpuslice.clock import Clock
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.observe.limits import Limits
 from gpuslice.observe.metrics import CONTENT_TYPE, Metrics
-from gpuslice.observe.serving import TooLarge, read_body
+from gpuslice.observe.serving import TooLarge, authorized, read_body
 from gpuslice.scheduler.extender.handlers import Extender
 
 VERSION: Final = b"0.1.0"
@@ -47,7 +46,7 @@ class ExtenderApp:
         clock: Clock,
         ready: Callable[[], bool],
         token: str | None = None,
-        admission: Callable[[bytes], bytes] | None = None,
+        admission: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         self._extender = extender
         self._admission = admission
@@ -113,10 +112,7 @@ class ExtenderApp:
         return status, JSON, answer
 
     def _admits(self, scope: Any, path: str) -> bool:
-        if self._token is None or path in OPEN:
-            return True
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return hmac.compare_digest(given, b"Bearer " + self._token.encode())
+        return path in OPEN or authorized(scope, self._token)
 
     def _plain(self, verb: str, handler: Callable[[bytes], bytes]) -> Callable[[bytes], Awaitable[Answer]]:
         observe = self._metrics.seconds.labels(verb).observe
@@ -141,7 +137,9 @@ class ExtenderApp:
     async def _mutate(self, body: bytes) -> Answer:
         assert self._admission is not None
         try:
-            return 200, JSON, self._admission(body)
+            return 200, JSON, await self._admission(body)
+        except Unavailable as error:
+            return 503, TEXT, f"{error}\n".encode()
         except InputError as error:
             return 400, TEXT, f"{error}\n".encode()
 

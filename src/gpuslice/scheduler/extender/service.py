@@ -52,7 +52,7 @@ async def extender(
     cluster: Cluster,
     tls: Tls | None = None,
     token: str | None = None,
-    admission: Callable[[bytes], bytes] | None = None,
+    admission: Callable[[bytes], Awaitable[bytes]] | None = None,
     leadership: Leadership | None = None,
     serves: Callable[[str], bool] = SCHEDULER_NAME.__ne__,
     mig_idle_seconds: float = IDLE_SECONDS,

@@ -1,0 +1,76 @@
+"""Reviews in a thread of their own: the largest takes most of a second, and the loop has other things to do.
+
+One at a time, the smallest first: whoever sends large ones holds up large ones. How many wait has a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from gpuslice.admission.mutate import review
+from gpuslice.errors import Unavailable
+
+LIMIT: Final = 3 * 1024 * 1024
+"""Bytes of a review: kube-apiserver takes no larger request, and etcd no object of more than 1.5 MiB."""
+WAITING: Final = 64
+WAITING_BYTES: Final = 8 * LIMIT
+
+
+class Reviews:
+    """Answers AdmissionReviews, as `mutate.review` does."""
+
+    def __init__(
+        self,
+        answer: Callable[[bytes], bytes] = review,
+        *,
+        waiting: int = WAITING,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
+        self._answer = answer
+        self._most = waiting
+        self._most_bytes = waiting_bytes
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reviews")
+        self._busy = False
+        self._arrived = 0
+        self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
+
+    async def __call__(self, body: bytes) -> bytes:
+        """Raises what `mutate.review` does, and Unavailable for one that cannot wait for its turn."""
+        if self._busy:
+            turn = asyncio.get_running_loop().create_future()
+            self._arrived += 1
+            heapq.heappush(self._queue, (len(body), self._arrived, turn))
+            self._make_room()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._next()  # its turn had come
+                raise
+        self._busy = True
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, body)
+        finally:
+            self._next()
+
+    def _make_room(self) -> None:
+        """Turn the largest away until the others may wait."""
+        while len(self._queue) > self._most or sum(size for size, *_ in self._queue) > self._most_bytes:
+            largest = max(self._queue)
+            self._queue.remove(largest)
+            heapq.heapify(self._queue)
+            if not largest[2].done():
+                largest[2].set_exception(Unavailable("too many reviews wait; ask again"))
+
+    def _next(self) -> None:
+        self._busy = False
+        while self._queue:
+            turn = heapq.heappop(self._queue)[2]
+            if not turn.done():
+                self._busy = True
+                turn.set_result(None)
+                return
