@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 from gpuslice.devices.inventory import Apart
+from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import PodRequest, Role
@@ -87,3 +88,22 @@ def moments(request: PodRequest) -> list[set[str]]:
             sidecars = sidecars | {container.name}
     found.append(sidecars | {c.name for c in request.containers if c.role is Role.APP})
     return found
+
+
+def favourite(
+    legs: Sequence[tuple[int, int]], rooms: Sequence[tuple[int, int]], policy: Policy
+) -> list[tuple[int, ...]] | None:
+    """For each (MiB, number of GPUs) in turn the GPUs that the policy likes best, of all ways that work.
+
+    `rooms`: MiB free and index of each GPU.
+    """
+    if not legs:
+        return []
+    (mib, count), *rest = legs
+    sign = 1 if policy is Policy.BINPACK else -1
+    liked = sorted(range(len(rooms)), key=lambda at: (sign * rooms[at][0], rooms[at][1]))
+    for pick in combinations([at for at in liked if rooms[at][0] >= mib], count):
+        after = [(free - mib * (at in pick), index) for at, (free, index) in enumerate(rooms)]
+        if (later := favourite(rest, after, policy)) is not None:
+            return [tuple(sorted(pick)), *later]
+    return None

@@ -230,7 +230,11 @@ def test_a_bad_quantity_is_named(world: World) -> None:
 def test_no_body_whatever_makes_the_decoder_fail(body: bytes) -> None:
     """Fuzz of every verb: each answers valid JSON, none raises."""
     world = World()
-    for verb in (world.extender.filter, world.extender.prioritize, world.extender.preempt):
+
+    def preempt(body: bytes) -> bytes:
+        return asyncio.run(world.extender.preempt(body))
+
+    for verb in (world.extender.filter, world.extender.prioritize, preempt):
         json.loads(verb(body))
 
 
@@ -347,7 +351,7 @@ def preempt(world: World, one: Pod, victims: dict[str, list[str]], *, meta: bool
     else:
         full = {n: {"Pods": [{"metadata": {"uid": u}} for u in uids]} for n, uids in victims.items()}
         body = {"Pod": one, "NodeNameToVictims": full, "NodeNameToMetaVictims": None}
-    answer = json.loads(world.extender.preempt(msgspec.json.encode(body)))
+    answer = json.loads(asyncio.run(world.extender.preempt(msgspec.json.encode(body))))
     kept: dict[str, object] = answer["NodeNameToMetaVictims"]
     return kept
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from msgspec.structs import replace as replace_struct
 
@@ -37,11 +38,14 @@ from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.preempt import Holder, choose_victims, fits_without
 from gpuslice.placement.room import GpuRoom
+from gpuslice.placement.search import Steps
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import MAX_CONTAINERS, PodRequest, count_spec, peak, read_given, read_request
 from gpuslice.units import GIB, MemoryUnit
 
+GUESS_STEPS: Final = 100
+"""Steps of the exact search for a pod whose GPU nobody recorded: a node may have a hundred of them."""
 _HINTS = (names.ALLOCATION, names.GPUSHARE_ALLOCATION, names.MEM_IDX, names.MEM_ASSIGNED)
 
 
@@ -399,7 +403,7 @@ class Cluster:
         """Where the engine would put a pod whose GPU is unknown; without room, on the emptiest GPU."""
         rooms: list[GpuRoom] = self.fleet.rooms(node)
         if len(request.containers) <= MAX_CONTAINERS:
-            outcome = place(request, gpus.unit, rooms, self.policy)
+            outcome = place(request, gpus.unit, rooms, self.policy, steps=Steps(GUESS_STEPS))
             if isinstance(outcome, Allocation):
                 return outcome.charges(request)
         emptiest = sorted((room for room in rooms), key=lambda room: (-room.free_mib, room.index))

@@ -2,7 +2,8 @@
 
 A question about 5,000 nodes is a handful of numpy operations on summaries that are kept up to date
 event by event, so a filter costs microseconds. Only pods whose containers might need different GPUs
-fall back to the exact search of `placement.node`, on the nodes that the summaries do not rule out.
+fall back to the exact search of `placement.node`, on the nodes that neither the summaries nor a glance at all
+of them (`placement.glance`) decide, and for all nodes together within a number of steps.
 
 Memory is int32 MiB and signed: an over-committed GPU shows a negative remainder instead of wrapping
 round to a huge one.
@@ -17,14 +18,16 @@ import numpy.typing as npt
 
 from gpuslice import names
 from gpuslice.devices.inventory import Apart, NodeGpus
-from gpuslice.placement.node import place
+from gpuslice.placement.glance import hopeless, straight_down
+from gpuslice.placement.node import legs_apart, place
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
+from gpuslice.placement.search import MOST_LEGS, STEPS, Leg, Steps
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
 from gpuslice.placement.whole import lacking
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest, Role
-from gpuslice.units import MAX_UNITS
+from gpuslice.units import MAX_UNITS, MemoryUnit
 
 Rows = npt.NDArray[np.int32]
 Codes = npt.NDArray[np.uint8]
@@ -42,6 +45,7 @@ CODES: tuple[Code, ...] = (
     Code.INSUFFICIENT_GPUS,
     Code.INSUFFICIENT,
     Code.UNHEALTHY,
+    Code.UNDECIDED,
 )
 """What the numbers in an array of codes mean; 0 is a yes."""
 _NUMBER = {code: number for number, code in enumerate(CODES)}
@@ -49,6 +53,9 @@ NO_NODE = 0
 """The row that stands for every unknown name: always empty."""
 FEW = 16
 """GPUs of the largest machines that there are, when they are neither cut nor replicated."""
+PASS_STEPS = 10 * STEPS
+"""Steps of the exact search for one pod on all nodes together, some 30 ms. Nodes for which none are left are
+said to be undecided: the pod waits, unless another node takes it."""
 _LEAST = -(2**31)
 _MOST = 2**45
 """MiB that one pod can count with on one GPU: sums of them stay within int64, however many pods there are."""
@@ -332,34 +339,91 @@ class Fleet:
 
     def _settle_exactly(self, request: PodRequest, codes: Codes) -> None:
         """Ask the exact search about the nodes that the summaries let through without being sure."""
-        sure = np.zeros(len(codes), dtype=np.bool_)
+        unsure = codes == 0
         if not request.whole and _together(request):
-            sure = self._max_units[: len(codes)] >= request.units
-        self._ask(request, codes, ~sure)
+            unsure &= self._max_units[: len(codes)] < request.units
+        if len(request.shares) <= MOST_LEGS:
+            self._glance(request, codes, unsure)
+        self._ask(request, codes, unsure)
+
+    def _glance(self, request: PodRequest, codes: Codes, unsure: npt.NDArray[np.bool_]) -> None:
+        """Decide about nodes without the exact search where it would not have to turn back."""
+        rows = np.flatnonzero(unsure)
+        # Nodes with hundreds of replicas apart: they must not make all others as dear.
+        few = self._gpu_count[rows] <= FEW
+        for unit in np.unique(self._unit[rows]).tolist():
+            mine = self._unit[rows] == unit
+            legs = legs_apart(request, MemoryUnit(unit))
+            together = [Leg(unit * request.units)] if _together(request) else legs
+            if _one_leg(request):
+                legs = together
+            for some, slots in ((rows[mine & few], FEW), (rows[mine & ~few], self._slots)):
+                usable = self._healthy[:slots, some] & self._shareable[:slots, some]
+                free = np.where(usable, self._free[:slots, some], np.int32(-1))
+                fits = self._take_whole(request, some, free)
+                fits &= straight_down(legs, free) | straight_down(together, free)
+                unsure[some[fits]] = False
+                no = some[~fits][hopeless(legs, free[:, ~fits])]
+                codes[no] = _NUMBER[Code.INSUFFICIENT]
+                unsure[no] = False
+
+    def _take_whole(
+        self, request: PodRequest, rows: Rows, free: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.bool_]:
+        """Take what the pod has whole out of `free`, where it is plain which GPUs `placement.whole` takes.
+
+        Returns where that is so: on nodes that have GPUs and nothing else, of which the smallest are taken.
+        """
+        if not request.whole:
+            return np.ones(len(rows), np.bool_)
+        if request.devices.keys() != {names.WHOLE_GPU}:
+            return np.zeros(len(rows), np.bool_)
+        slots = len(free)
+        plain = self._plain[rows]
+        untouched = self._present[:slots, rows] & self._healthy[:slots, rows] & plain
+        untouched &= (self._holders[:slots, rows] == 0) & (
+            self._free[:slots, rows] >= self._total[:slots, rows]
+        )
+        size = np.where(untouched, self._total[:slots, rows].astype(np.int64), _NEVER)
+        columns = np.flatnonzero(plain)
+        for _ in range(min(request.whole, slots)):
+            smallest = size.argmin(axis=0)
+            free[smallest[columns], columns] = -1
+            size[smallest[columns], columns] = _NEVER
+        return plain
 
     def _ask(self, request: PodRequest, codes: Codes, unsure: npt.NDArray[np.bool_]) -> None:
-        """The exact search. Nodes that look alike are asked once: equal machines have few states."""
+        """The exact search. Nodes that look alike are asked once: equal machines have few states.
+
+        Those with the most room first, since there may be more than there are steps for.
+        """
+        rows = np.flatnonzero((codes == 0) & unsure)
+        slots = int(self._gpu_count[rows].max(initial=0))
+        columns = (
+            self._free,
+            self._total,
+            self._holders,
+            self._healthy,
+            self._kind,
+            self._shareable,
+            self._apart,
+        )
+        states = np.vstack([self._unit[np.newaxis, rows], *(column[:slots, rows] for column in columns)])
+        keys = [state.tobytes() for state in np.ascontiguousarray(states.T, np.int32)]
+        room = np.maximum(self._free[:slots, rows], 0).sum(axis=0, dtype=np.int64)
         known: dict[bytes, np.uint8] = {}
-        for row in np.flatnonzero((codes == 0) & unsure):
+        steps = Steps(PASS_STEPS)
+        for at in sorted(range(len(rows)), key=lambda at: (-room[at], self._names[rows[at]])):
+            row, key = rows[at], keys[at]
             inventory = self._gpus[row]
             if inventory is None:
                 continue
-            state = (
-                self._free[:, row],
-                self._total[:, row],
-                self._holders[:, row],
-                self._healthy[:, row],
-                self._kind[:, row],
-                self._shareable[:, row],
-                self._apart[:, row],
-            )
-            key = b"".join((self._unit[row].tobytes(), *(column.tobytes() for column in state)))
-            code = known.get(key)
-            if code is None:
-                outcome = place(request, inventory.unit, self.rooms(self._names[row]))
-                code = np.uint8(_NUMBER[outcome.code] if isinstance(outcome, Verdict) else 0)
-                known[key] = code
-            codes[row] = code
+            if key not in known:
+                outcome: Allocation | Verdict = refusal(Code.UNDECIDED, "")
+                if steps.left >= STEPS:
+                    outcome = place(request, inventory.unit, self.rooms(self._names[row]), steps=steps)
+                known[key] = np.uint8(_NUMBER[outcome.code] if isinstance(outcome, Verdict) else 0)
+            codes[row] = known[key]
 
     def _summarise(self, row: int) -> None:
         self._free[:, row] = np.maximum(self._total[:, row] - self._used[:, row], _LEAST)
@@ -374,6 +438,7 @@ class Fleet:
         self._untouched_any[row] = int(untouched.sum())
         self._gpu_count[row] = int(present.sum())
         self._minds[row] = bool(self._apart[:, row].any())
+        self._plain[row] = bool((self._shareable[:, row] & (self._kind[:, row] == 0))[present].all())
 
     def _clear(self, row: int) -> None:
         for array in (
@@ -418,6 +483,8 @@ class Fleet:
         self._untouched: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
         self._untouched_any: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
         self._gpu_count: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        # True where there are only GPUs, whose memory can be shared.
+        self._plain: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
         # True where a container can be given some sets of free devices and others not.
         self._minds: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
 

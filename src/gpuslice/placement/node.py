@@ -1,18 +1,18 @@
 """Placing one pod on the GPUs of one node, exactly.
 
 The pod's containers become legs: a leg needs room on some number of distinct GPUs. All shares of a pod
-go to one GPU if one has the room (gpushare's promise); otherwise every container may have its own.
-The search is exhaustive with memory of dead ends: nodes have few GPUs and pods few containers.
+go to one GPU if one has the room (gpushare's promise); otherwise every container may have its own, as
+`placement.search` divides them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
+from gpuslice.placement.search import Leg, Steps, divide
 from gpuslice.placement.verdict import Code, Verdict, refusal
 from gpuslice.placement.whole import whole_devices
 from gpuslice.requests.allocation import Allocation, Grant
@@ -21,12 +21,11 @@ from gpuslice.units import MemoryUnit
 
 
 @dataclass(frozen=True, slots=True)
-class _Leg:
-    """`mib` of room on each of `gpus` distinct GPUs, for these containers together."""
+class _Party:
+    """Containers that go to the same GPUs, and what they need there together."""
 
     containers: tuple[ContainerRequest, ...]
-    mib: int
-    gpus: int
+    leg: Leg
 
 
 def place(
@@ -36,10 +35,12 @@ def place(
     policy: Policy = Policy.BINPACK,
     *,
     node: str = "",
+    steps: Steps | None = None,
 ) -> Allocation | Verdict:
     """Choose the GPUs for every container of a pod, or say why none do.
 
-    `rooms` are the node's GPUs by index. Whole GPUs are taken first (`placement.whole`).
+    `rooms` are the node's GPUs by index. Whole GPUs are taken first (`placement.whole`). `steps`: what the
+    search may still use, if this is one of several questions (`placement.search`).
     """
     whole = whole_devices(request, rooms, policy, node=node)
     if isinstance(whole, Verdict):
@@ -47,67 +48,44 @@ def place(
     grants = list(whole)
     taken = {grant.gpu for grant in grants}
     left = [room for room in rooms if room.healthy and room.shareable and room.uuid not in taken]
-    for legs in _plans(request, unit):
-        chosen = _search(legs, left, policy)
-        if chosen is not None:
-            grants += _grants(legs, chosen, unit)
+    code = Code.INSUFFICIENT
+    for parties in _plans(request, unit):
+        legs, free = [party.leg for party in parties], [(room.free_mib, room.index) for room in left]
+        chosen = divide(legs, free, policy, steps)
+        if not isinstance(chosen, Code):
+            grants += _grants(parties, [[left[i] for i in pick] for pick in chosen], unit)
             order = {c.name: i for i, c in enumerate(request.containers)}
             return Allocation(tuple(sorted(grants, key=lambda grant: order[grant.container])))
-    return _why_not(request, unit, rooms, node)
+        code = chosen
+    return refusal(code, node) if code is Code.UNDECIDED else _why_not(request, unit, rooms, node)
 
 
-def _plans(request: PodRequest, unit: MemoryUnit) -> Iterator[list[_Leg]]:
+def _plans(request: PodRequest, unit: MemoryUnit) -> Iterator[list[_Party]]:
     """The ways to group a pod's shares, the preferred first."""
     shares = request.shares
     if all(c.across == 1 for c in shares):
-        yield [_Leg(shares, unit.to_mib(request.units), 1)] if shares else []
+        yield [_Party(shares, Leg(unit.to_mib(request.units)))] if shares else []
         if len(shares) < 2 or any(c.role is Role.INIT for c in shares):
             # kubelet re-uses an init container's ids for the containers after it: they must share its GPU.
             return
-    yield sorted(
-        (_Leg((c,), unit.to_mib(c.units_per_gpu), c.across) for c in shares),
-        key=lambda leg: (-leg.gpus, -leg.mib),
-    )
+    yield _apart(request, unit)
 
 
-def _search(
-    legs: Sequence[_Leg], rooms: Sequence[GpuRoom], policy: Policy
-) -> list[tuple[GpuRoom, ...]] | None:
-    """GPUs for each leg, or None. Tries the policy's favourite first and backs up from dead ends."""
-    free = [room.free_mib for room in rooms]
-    dead: set[tuple[int, tuple[int, ...]]] = set()
-    sign = 1 if policy is Policy.BINPACK else -1
-
-    def descend(depth: int) -> list[tuple[GpuRoom, ...]] | None:
-        if depth == len(legs):
-            return []
-        state = (depth, tuple(sorted(free)))
-        if state in dead:
-            return None
-        leg = legs[depth]
-        fitting = sorted(
-            (i for i in range(len(rooms)) if free[i] >= leg.mib),
-            key=lambda i: (sign * free[i], rooms[i].index),
-        )
-        for pick in combinations(fitting, leg.gpus):
-            for i in pick:
-                free[i] -= leg.mib
-            rest = descend(depth + 1)
-            for i in pick:
-                free[i] += leg.mib
-            if rest is not None:
-                return [tuple(rooms[i] for i in sorted(pick)), *rest]
-        dead.add(state)
-        return None
-
-    return descend(0)
+def _apart(request: PodRequest, unit: MemoryUnit) -> list[_Party]:
+    parties = (_Party((c,), Leg(unit.to_mib(c.units_per_gpu), c.across)) for c in request.shares)
+    return sorted(parties, key=lambda party: (-party.leg.gpus, -party.leg.mib))
 
 
-def _grants(legs: Sequence[_Leg], chosen: Sequence[tuple[GpuRoom, ...]], unit: MemoryUnit) -> list[Grant]:
+def legs_apart(request: PodRequest, unit: MemoryUnit) -> list[Leg]:
+    """What a pod's shares need where each container has its own GPUs, in the order of the search."""
+    return [party.leg for party in _apart(request, unit)]
+
+
+def _grants(parties: Sequence[_Party], chosen: Sequence[Sequence[GpuRoom]], unit: MemoryUnit) -> list[Grant]:
     return [
         Grant(container.name, room.uuid, unit.to_mib(container.units_per_gpu))
-        for leg, rooms in zip(legs, chosen, strict=True)
-        for container in leg.containers
+        for party, rooms in zip(parties, chosen, strict=True)
+        for container in party.containers
         for room in rooms
     ]
 

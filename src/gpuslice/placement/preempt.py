@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gpuslice.placement.node import place
 from gpuslice.placement.room import GpuRoom
-from gpuslice.placement.verdict import Verdict
+from gpuslice.placement.search import STEPS, Steps
+from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Charge
 from gpuslice.requests.pod import PodRequest
 from gpuslice.units import MemoryUnit
+
+VICTIM_STEPS: Final = 10 * STEPS
+"""Steps of the exact search for all questions about one pod and one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,42 +43,62 @@ def cost(victims: Sequence[Holder]) -> tuple[int, int, int]:
 
 
 def choose_victims(
-    request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], holders: Iterable[Holder], priority: int
+    request: PodRequest,
+    unit: MemoryUnit,
+    rooms: Sequence[GpuRoom],
+    holders: Iterable[Holder],
+    priority: int,
+    steps: Steps | None = None,
 ) -> tuple[Holder, ...] | None:
     """The cheapest pods below `priority` whose end makes the request fit.
 
-    () if it fits as things are, None if even all of them together are not enough.
+    () if it fits as things are, None if even all of them together are not enough. Nobody has to go where the
+    exact search, which has `steps` for all its questions here, could not say that the request does not fit,
+    nor where it could not say who may stay.
     """
-    if fits_without(request, unit, rooms, ()):
-        return ()
+    steps = steps or Steps(VICTIM_STEPS)
+    as_it_is = _ask(request, unit, rooms, (), steps)
+    if as_it_is is None or as_it_is is Code.UNDECIDED:
+        return () if as_it_is is None else None
     lower = [holder for holder in holders if holder.priority < priority and holder.charges]
     groups = [[h for h in lower if any(c.gpu == room.uuid for c in h.charges)] for room in rooms]
     options = [
         victims
         for group in (*groups, lower)
-        if (victims := _thin_out(request, unit, rooms, group)) is not None
+        if (victims := _thin_out(request, unit, rooms, group, steps)) is not None
     ]
     return min(options, key=cost, default=None)
 
 
 def _thin_out(
-    request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], group: Sequence[Holder]
+    request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], group: Sequence[Holder], steps: Steps
 ) -> tuple[Holder, ...] | None:
-    """Spare as many of a group as possible, the most important first, then the smallest."""
-    if not fits_without(request, unit, rooms, group):
+    """Spare as many of a group as possible, the most important first, then the smallest; None: no way."""
+    if _ask(request, unit, rooms, group, steps) is not None:
         return None
     victims = list(group)
     for holder in sorted(group, key=lambda h: (-h.priority, h.mib, h.uid)):
         rest = [victim for victim in victims if victim is not holder]
-        if fits_without(request, unit, rooms, rest):
+        if _ask(request, unit, rooms, rest, steps) is None:
             victims = rest
-    return tuple(victims)
+    return tuple(victims) if steps.left else None
 
 
 def fits_without(
     request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], gone: Iterable[Holder]
 ) -> bool:
-    """Does the request fit once these pods have ended?"""
+    """Does the request certainly fit once these pods have ended?"""
+    return _ask(request, unit, rooms, gone, Steps()) is None
+
+
+def _ask(
+    request: PodRequest,
+    unit: MemoryUnit,
+    rooms: Sequence[GpuRoom],
+    gone: Iterable[Holder],
+    steps: Steps,
+) -> Code | None:
+    """Why the request does not fit once these pods have ended; None if it does."""
     freed: dict[str, list[Charge]] = {}
     for holder in gone:
         for charge in holder.charges:
@@ -88,4 +113,5 @@ def fits_without(
         else room
         for room in rooms
     ]
-    return not isinstance(place(request, unit, after), Verdict)
+    outcome = place(request, unit, after, steps=steps)
+    return outcome.code if isinstance(outcome, Verdict) else None

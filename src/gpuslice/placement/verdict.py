@@ -27,6 +27,7 @@ class Code(StrEnum):
     SAME_DEVICE = "replicas_of_too_few_devices"
     NODE_FULL = "node_allocatable_exhausted"
     UNHEALTHY = "gpu_unhealthy"
+    UNDECIDED = "too_many_ways_to_divide"
     BAD_REQUEST = "bad_request"
     ALREADY_BOUND = "already_bound"
     WRONG_POD = "wrong_pod"
@@ -66,6 +67,10 @@ _TEXTS: Mapping[Code, str] = {
     Code.SAME_DEVICE: "Insufficient free replicas of as many different GPUs as a container asks for",
     Code.NODE_FULL: "the device plugin of the node offers no more of the GPU resource",
     Code.UNHEALTHY: "the GPUs with enough memory are unhealthy",
+    Code.UNDECIDED: (
+        "the containers' GPU memory can be divided among the GPUs in too many ways to try them all; "
+        "ask for fewer different sizes"
+    ),
 }
 
 

@@ -32,9 +32,10 @@ def whole_devices(
 ) -> tuple[Grant, ...] | Verdict:
     """The grants of all containers that ask for whole devices, or why there are none.
 
-    The smallest untouched GPUs are taken: this leaves the most room for shares. MIG devices are taken beside
-    others in use: a GPU of which nothing is in use can be cut anew. Replicas are taken of the devices of
-    which the fewest are given out or, if they are packed, the most (NVIDIA's policies).
+    Of untouched GPUs those that cannot be shared are taken, then the smallest: this leaves the most room for
+    shares. MIG devices are taken beside others in use: a GPU of which nothing is in use can be cut anew.
+    Replicas are taken of the devices of which the fewest are given out or, if they are packed, the most
+    (NVIDIA's policies).
     """
     for resource, wanted in request.devices.items():
         offered = [room for room in rooms if room.resource == resource]
@@ -121,7 +122,14 @@ def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRo
 
     def rank(room: GpuRoom) -> tuple[int, ...]:
         given = -out[room.device] if room.packed else out[room.device]
-        return (given, picked[room.device], room.total_mib, sign * in_use[room.parent], room.index)
+        return (
+            room.shareable,
+            given,
+            picked[room.device],
+            room.total_mib,
+            sign * in_use[room.parent],
+            room.index,
+        )
 
     return rank
 

@@ -111,6 +111,7 @@ class PreemptionController:
         """Look at every stuck pod once. True if something stood in the way that may pass."""
         blocked = False
         for facts in sorted(self._stuck.values(), key=lambda f: -f.demand.priority):
+            await asyncio.sleep(0)
             if self._cluster.gate.closed():
                 return True
             if facts.uid in self._stuck and self._planner.worth_a_look(facts) and not self._fits(facts):

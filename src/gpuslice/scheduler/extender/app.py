@@ -58,7 +58,7 @@ class ExtenderApp:
         self._posts: dict[str, Callable[[bytes], Awaitable[Answer]]] = {
             f"{prefix}/filter": self._plain("filter", extender.filter),
             f"{prefix}/prioritize": self._plain("prioritize", extender.prioritize),
-            f"{prefix}/preempt": self._plain("preempt", extender.preempt),
+            f"{prefix}/preempt": self._timed("preempt", extender.preempt),
             f"{prefix}/bind": self._bind,
         }
         if admission is not None:
@@ -115,12 +115,20 @@ class ExtenderApp:
         return path in OPEN or authorized(scope, self._token)
 
     def _plain(self, verb: str, handler: Callable[[bytes], bytes]) -> Callable[[bytes], Awaitable[Answer]]:
+        async def at_once(body: bytes) -> bytes:
+            return handler(body)
+
+        return self._timed(verb, at_once)
+
+    def _timed(
+        self, verb: str, handler: Callable[[bytes], Awaitable[bytes]]
+    ) -> Callable[[bytes], Awaitable[Answer]]:
         observe = self._metrics.seconds.labels(verb).observe
 
         async def answer(body: bytes) -> Answer:
             start = self._clock.monotonic()
             try:
-                result = handler(body)
+                result = await handler(body)
             except Unavailable as error:
                 return 503, TEXT, f"{error}\n".encode()
             observe(self._clock.monotonic() - start)

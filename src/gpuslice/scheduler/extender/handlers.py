@@ -6,6 +6,7 @@ pkg/routes); prioritize and preempt are kube-scheduler's, which gpushare lacked.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
@@ -146,7 +147,7 @@ class Extender:
         )
 
     # --- preempt ----------------------------------------------------------------------------------
-    def preempt(self, body: bytes) -> bytes:
+    async def preempt(self, body: bytes) -> bytes:
         """ExtenderPreemptionArgs to ExtenderPreemptionResult: victims that free a single GPU.
 
         kube-scheduler proposes by the node's sum. What it proposes is kept if it frees a GPU; otherwise the
@@ -165,6 +166,9 @@ class Extender:
             return wire.encode_victims({})
         kept: dict[str, wire.Victims] = {}
         for node, victims in proposed.items():
+            # kube-scheduler proposes hundreds of nodes: others have their turn in between.
+            await asyncio.sleep(0)
+            self._check_gate()
             if not request or self._cluster.fits_without(request, node, victims.uids):
                 kept[node] = victims
                 continue

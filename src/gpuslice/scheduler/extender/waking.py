@@ -70,22 +70,23 @@ class Waker:
             await self._clock.sleep(PAUSE_SECONDS)
             await self._cluster.gate.opened(self._clock)
             self._changed.clear()
-            for refused in self._late():
-                await self._wake(refused.pod)
+            for uid, refused in list(self._refused.items()):
+                if self._refused.get(uid) is refused and self._is_late(uid, refused):
+                    await self._wake(refused.pod)
+                # A look at one may take all the steps of the search: others have their turn in between.
+                await asyncio.sleep(0)
 
-    def _late(self) -> list[_Refused]:
-        """Those whose answer would be another one now. Each is told once per refusal."""
+    def _is_late(self, uid: str, refused: _Refused) -> bool:
+        """True if its answer would be another one now. Each is told once per refusal."""
         oldest = self._clock.monotonic() - WINDOW_SECONDS
-        late: list[_Refused] = []
-        for uid, refused in list(self._refused.items()):
-            if refused.at < oldest or self._cluster.pod(uid) is not None:
-                del self._refused[uid]
-                continue
-            fleet = self._cluster.fleet
-            now = fleet.codes(refused.request)[fleet.rows(refused.nodes)]
-            if bool(((refused.codes != 0) & (now == 0)).any()):
-                del self._refused[uid]
-                late.append(refused)
+        if refused.at < oldest or self._cluster.pod(uid) is not None:
+            del self._refused[uid]
+            return False
+        fleet = self._cluster.fleet
+        now = fleet.codes(refused.request)[fleet.rows(refused.nodes)]
+        late = bool(((refused.codes != 0) & (now == 0)).any())
+        if late:
+            del self._refused[uid]
         return late
 
     async def _wake(self, pod: Pod) -> None:
