@@ -85,6 +85,7 @@ class Bench:
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self.api, self.lister = Api(), Lister()
         self.problem = ""
+        self.complete = True
         self.folder, self.pods = folder / "slices", folder / "pods"
         self.pods.mkdir()
         self.clock = clock or SystemClock()
@@ -102,6 +103,7 @@ class Bench:
             PodFolders(self.pods, self.clock),
             isolation_disabled=lambda: True,
             differs=self.differs,
+            complete=lambda: self.complete,
             clock=self.clock,
             random=lambda: 0.5,
         )

@@ -240,10 +240,12 @@ class NodeWorld:
             pods.append(PodResources("default", run.name, tuple(containers)))
         return pods
 
-    def reconcile(self, *, fresh: bool = False) -> list[Held]:
+    def reconcile(self, *, fresh: bool = False, complete: bool = True) -> list[Held]:
         """The agent compares its ledger with pod-resources."""
         calls = self.ledger.calls
-        return self.ledger.reconcile(self.listing(), self.seen, calls, self.now, fresh=fresh)
+        return self.ledger.reconcile(
+            self.listing(), self.seen, calls, self.now, fresh=fresh, complete=complete
+        )
 
     def restart_agent(self) -> None:
         """The agent is killed and comes back: nothing but pod-resources and the API server is left."""

@@ -48,6 +48,17 @@ async def test_an_unknown_pod_costs_one_list_of_this_node(bench: Bench) -> None:
     assert bench.api.asked == ["GET /api/v1/pods"]
 
 
+async def test_the_pods_are_read_before_a_choice_that_half_of_them_would_explain(bench: Bench) -> None:
+    """The first list is coming in: another pod that asks for as much may be the one, and is planned elsewhere."""
+    bench.complete = False
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    await bench.admit(5)
+    assert bench.api.asked == ["GET /api/v1/pods"]
+    bench.complete = True
+    await bench.admit(5)
+    assert len(bench.api.asked) == 1
+
+
 async def test_a_pod_made_anew_under_the_same_name_is_told_apart(bench: Bench) -> None:
     """pod-resources has no uid: the API server's answer to the correction says who it really is."""
     bench.desk.set_pod(bench.api.add("same", "old", 5))

@@ -62,6 +62,15 @@ def test_a_look_by_the_way_gives_the_container_back_its_turn() -> None:
     assert len(world.reconcile()) == 1
 
 
+def test_nothing_is_released_for_a_pod_that_may_only_not_be_known_yet() -> None:
+    """Whose it is cannot be told while the list of pods is not complete, however long that takes."""
+    world = NodeWorld(5, 5)
+    taken_for_another(world)
+    world.now += SETTLED_SECONDS + STRANGER_SECONDS
+    assert world.reconcile(complete=False) == []
+    assert len(world.reconcile(fresh=True, complete=False)) == 1
+
+
 def test_an_admission_that_the_kubelet_lost_is_made_anew() -> None:
     """kubelet died between our answer and its own record: nothing but the ledger knows of those ids."""
     world = NodeWorld(5)

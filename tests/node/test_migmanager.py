@@ -38,6 +38,7 @@ class World:
         self.backend = backend
         self.node = Node()
         self.users: dict[str, str] = {}
+        self.unknown = ""
         self.changed = asyncio.Event()
 
     @property
@@ -80,7 +81,15 @@ async def managed(config: str) -> AsyncIterator[World]:
         backend.close(uuids)
         return True
 
-    manager = MigManager(client, "n", MigTools(driver, backend), users=users, close=close, clock=clock)
+    manager = MigManager(
+        client,
+        "n",
+        MigTools(driver, backend),
+        users=users,
+        close=close,
+        unknown=lambda: world.unknown,
+        clock=clock,
+    )
 
     def seen(node: Node) -> None:
         world.node = node
@@ -117,3 +126,14 @@ async def test_a_pod_that_arrives_while_kubelet_is_waited_for_is_let_in() -> Non
         await world.kubelet_says(**{SMALL: 0})
         await world.told(PENDING, "these have to end first: GPU 0: default/late")
         assert set(world.devices.values()) == {"1g.5gb"}
+
+
+async def test_nothing_goes_while_the_pods_of_the_node_are_not_known() -> None:
+    """One that is bound and not started is in nobody's list but the API server's."""
+    async with managed("all-2g.10gb") as world:
+        world.unknown = "the picture of the cluster is not complete: pods are being read"
+        await world.kubelet_says(**{SMALL: 0})
+        await world.told(PENDING, "pods are being read")
+        assert set(world.devices.values()) == {"1g.5gb"}
+        world.unknown = ""
+        await world.told(SUCCESS)

@@ -23,6 +23,7 @@ from gpuslice.errors import InputError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.gate import Gate
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.node.backend import DeviceBackend
@@ -148,6 +149,7 @@ class Agent:
             self._pod_folders,
             isolation_disabled=lambda: node.isolation_disabled,
             differs=self._backend.differs,
+            complete=lambda: pods.whole,
             handing=self._handing,
             simulated=self._simulated,
             clock=self._clock,
@@ -171,7 +173,7 @@ class Agent:
             clock=self._clock,
             random=self._random,
         )
-        mig = self._manager(desk)
+        mig = self._manager(desk, Gate(pods))
         recorder = self._recorder()
         news = self._news(desk, recorder)
 
@@ -211,7 +213,7 @@ class Agent:
             if mig is not None:
                 group.create_task(mig.run())
 
-    def _manager(self, desk: Desk) -> MigManager | None:
+    def _manager(self, desk: Desk, gate: Gate) -> MigManager | None:
         """Who cuts the node's GPUs as its label says, if somebody can."""
         tools, ledger = self._mig, desk.ledger
         if tools is None:
@@ -224,7 +226,15 @@ class Agent:
             tools.backend.close(uuids)
             return not any(gpu.healthy and gpu.device in uuids for gpu in ledger.gpus.gpus)
 
-        return MigManager(self._client, self._node, tools, users=using, close=close, clock=self._clock)
+        return MigManager(
+            self._client,
+            self._node,
+            tools,
+            users=using,
+            close=close,
+            unknown=gate.incomplete,
+            clock=self._clock,
+        )
 
     def _recorder(self) -> EventRecorder:
         return EventRecorder(

@@ -58,6 +58,7 @@ class Desk:
 
     `differs` asks the driver whether devices are still as they were announced (`DeviceBackend.differs`).
     `simulated` tells the machine on paper, None on real GPUs: their driver brings an nvidia-smi of its own.
+    `complete` says whether all pods of the node are known now.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Desk:
         differs: Callable[[Collection[str]], Awaitable[str]],
         handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
+        complete: Callable[[], bool] = lambda: True,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -103,6 +105,7 @@ class Desk:
         self._differs = differs
         self._handing = handing
         self._simulated = simulated
+        self._complete = complete
         self._clock = clock
         self._this_list: asyncio.Task[Sequence[PodResources]] | None = None
         self._next_list: asyncio.Task[Sequence[PodResources]] | None = None
@@ -169,7 +172,8 @@ class Desk:
         self.last_call = self._clock.monotonic()
         self._lingering()
         ask = (resource, request.available, request.must_include, request.size)
-        if not request.must_include and not self.ledger.expects(resource, request.size, self.pods):
+        knows = self._complete() and self.ledger.expects(resource, request.size, self.pods)
+        if not request.must_include and not knows:
             await self._fetch_all()
         answer = self.ledger.prefer(*ask, self.pods)
         if isinstance(answer, Refusal) or self.ledger.is_doubtful(self.pods):
@@ -254,7 +258,9 @@ class Desk:
         calls, before = self.ledger.calls, self.ledger.gpus
         listing = await self._kubelet.list(timeout=timeout)
         self._lingering()
-        released = self.ledger.reconcile(listing, self.pods, calls, self._clock.monotonic(), fresh=fresh)
+        released = self.ledger.reconcile(
+            listing, self.pods, calls, self._clock.monotonic(), fresh=fresh, complete=self._complete()
+        )
         if self.ledger.gpus != before:
             self._read_pods()
             self.settled.set()

@@ -240,12 +240,14 @@ class Ledger:
         now: float,
         *,
         fresh: bool,
+        complete: bool = True,
     ) -> list[Held]:
         """Release what pod-resources and the API server agree is over; returns what was released.
 
         `calls`: what `self.calls` was when the listing was asked for. A grant of an earlier call is known
         to the kubelet by then, since it makes its calls one after the other. `fresh`: `pods` was read from
-        the API server after that call, so it has every pod that the kubelet may have admitted.
+        the API server after that call, so it has every pod that the kubelet may have admitted. Unless `pods`
+        is `complete` nothing is released because no pod is known that has it.
         """
         listing = list(listing)
         identity.learn(self._book, listing, pods, now)
@@ -261,7 +263,7 @@ class Ledger:
                 continue
             if not holding.certain and holding.call >= calls and now - holding.since < SETTLED_SECONDS:
                 continue
-            if self._may_live(holding, pods, now, fresh=fresh):
+            if not (holding.certain or complete or fresh) or self._may_live(holding, pods, now, fresh=fresh):
                 continue
             self._book.release(holding)
             released.append(holding)

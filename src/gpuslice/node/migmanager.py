@@ -77,7 +77,10 @@ class _Work:
 
 
 class MigManager:
-    """One node's. `close` answers True once what it was told to close really is given to nobody."""
+    """One node's. `close` answers True once what it was told to close really is given to nobody.
+
+    `unknown` says why it is not known now who is to use the GPUs, "" if it is: nothing is cut without that.
+    """
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class MigManager:
         *,
         users: Users,
         close: Callable[[Collection[str]], bool],
+        unknown: Callable[[], str] = lambda: "",
         clock: Clock,
     ) -> None:
         self._client = client
@@ -94,6 +98,7 @@ class MigManager:
         self._tools = tools
         self._users = users
         self._close = close
+        self._unknown = unknown
         self._clock = clock
         self._node: Node | None = None
         self._awaits_kubelet = False
@@ -147,6 +152,8 @@ class MigManager:
             return Turn(SUCCESS)
         if not await self._closed(frozenset().union(*map(_going, waiting))):
             return Turn(PENDING, "kubelet has still to say that what will go is given to nobody")
+        if problem := self._unknown():
+            return Turn(PENDING, problem)
         users = self._users()
         in_use = {
             plan.gpu.uuid: sorted({users[uuid] for uuid in _going(plan) & users.keys()}) for plan in plans
