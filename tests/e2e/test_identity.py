@@ -15,7 +15,7 @@ import pytest
 from gpuslice import names
 
 from . import truth
-from .alone import Alone, gpu_pod
+from .alone import Alone, gpu_container, gpu_pod
 from .cluster import Object, RealCluster
 from .node import Node
 from .processes import Process
@@ -70,6 +70,20 @@ def test_a_burst_that_no_scheduler_placed(cluster: RealCluster) -> None:
     pods = [gpu_pod(f"unplaced-{n:02}", SIZES[n % 2], nodeName="node-1") for n in range(30)]
     cluster.apply(pods)
     truth.check(cluster, pods=30)
+
+
+def test_init_containers_whose_ids_the_others_do_not_get(cluster: RealCluster) -> None:
+    """kubelet gives the third container one of seven ids at random: mostly none of the second's."""
+    pods = []
+    for n in range(24):
+        pod = gpu_pod(f"inits-{n:02}", 1)
+        pod["spec"]["initContainers"] = [
+            gpu_container("large", 6, script="true"),
+            gpu_container("small", 1, script="true"),
+        ]
+        pods.append(pod)
+    cluster.apply(pods)
+    truth.check(cluster, pods=24)
 
 
 def test_equal_pods_that_kubelet_takes_in_another_order(cluster: RealCluster) -> None:

@@ -194,16 +194,16 @@ def _learn_inits(book: Book, entry: PodResources, pod: NodePod) -> None:
             found += linked
             unsure = [h for h in unsure if not h.ids & theirs]
             theirs = theirs.union(*(h.ids for h in linked))
-        for holding in sorted(found, key=lambda h: h.serial):
-            for container in pod.request.containers:
-                owner = Owner(pod.uid, container.name)
-                if (
-                    container.role is Role.INIT
-                    and amount(container, resource) == len(holding.ids)
-                    and not any(h.owner == owner and h.certain for h in book.held_by(pod.uid))
-                ):
-                    book.give(holding.serial, owner, certain=True)
-                    break
+        for size in sorted({len(h.ids) for h in found}):
+            grants = sorted((h for h in found if len(h.ids) == size), key=lambda h: h.serial)
+            unknown = [
+                owner
+                for owner in inits((), resource, size, [pod])
+                if not any(h.owner == owner and h.certain for h in book.held_by(pod.uid))
+            ]
+            # A kubelet that dies while it admits a pod forgets the latest grant, and asks for another.
+            for holding, owner in zip(grants[max(0, len(grants) - len(unknown)) :], unknown, strict=False):
+                book.give(holding.serial, owner, certain=True)
     _guess_next(book, pod)
 
 
@@ -304,8 +304,11 @@ def _by_elimination(
     gpus = book.ids.per_gpu(resource, ids).keys()
     near = [p for p in listed if any(h.certain and h.gpus.keys() & gpus for h in book.held_by(p.uid))]
     # Who has a name by elimination may have another's, who is gone: one of the living has these ids.
-    rounds = ((book.held(), alone), (book.held(), near), (book.held(), listed), ((), alone if fresh else ()))
-    return next((found[0] for held, some in rounds if (found := inits(held, resource, len(ids), some))), None)
+    held = book.held()
+    rounds = ((held, alone), (held, near), (held, listed), ((), near), ((), alone if fresh else ()))
+    return next(
+        (found[0] for known, some in rounds if (found := inits(known, resource, len(ids), some))), None
+    )
 
 
 def _in_order(
