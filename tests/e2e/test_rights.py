@@ -281,6 +281,9 @@ def test_what_is_held_does_not_come_by_a_binding(world: Installation, path: str)
     if path.endswith("pods/waits/binding"):
         acts = token(cluster, f"{world.full}-scheduler")
         cluster.request("POST", path, binding, token=acts, dryRun="All")
+        more: Object = {**binding, "metadata": {"name": "waits", "annotations": {"mine": "x"}}}
+        with pytest.raises(ApiError, match="a scheduler says nothing in a Binding but"):
+            cluster.request("POST", path, more, token=acts, dryRun="All")
     binding["metadata"].pop("annotations")
     cluster.request("POST", path, binding, dryRun="All")
 

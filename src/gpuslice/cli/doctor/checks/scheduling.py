@@ -93,13 +93,14 @@ def _led(facts: Facts, one: Scheduler, key: str, now: datetime) -> Iterator[Find
     else:
         why = f"was renewed {int((now - renewed).total_seconds())} s ago by {lease.spec.holder_identity}"
     namespace, _, name = key.partition("/")
+    verb = "update" if one.mode == "bundled" else "patch"  # kube-scheduler's way, and ours
     yield Finding(
         Area.SCHEDULER,
         "no-leader",
         Level.ERROR,
         f"Lease/{key}",
         f"no replica of {one.workload.where} acts: the Lease {key} {why}",
-        f"kubectl auth can-i update leases/{name} -n {namespace} "
+        f"kubectl auth can-i {verb} leases/{name} -n {namespace} "
         f"--as=system:serviceaccount:{namespace}:{one.workload.spec.template.spec.service_account_name}"
         f"\nkubectl -n {namespace} rollout restart deployment {one.workload.name}",
     )
