@@ -39,6 +39,11 @@ CASES = {
             },
             "policy": "spread",
             "tls": {"names": ["192.0.2.8", "control-plane.example"]},
+            "webhook": {"clientCASecret": "api-server-ca"},
+            "networkPolicy": {
+                "controlPlaneFrom": [{"ipBlock": {"cidr": "192.0.2.0/28"}}],
+                "metricsFrom": [{"namespaceSelector": {"matchLabels": {"team": "metrics"}}}],
+            },
         },
         namespace="gpus",
     ),
@@ -46,7 +51,10 @@ CASES = {
         {
             "scheduler": {"mode": "own", "replicas": 3, "priorityClassName": "system-cluster-critical"},
             "tls": {"mode": "certManager"},
-            "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+            "metrics": {
+                "tokenSecret": "scraper",
+                "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            },
         }
     ),
     "no-kube-proxy": Case(

@@ -341,7 +341,7 @@ def test_every_name_that_is_referred_to_exists(name: str) -> None:
         for o in objects(render(CASES[name]))
         if o["kind"] == "Certificate"
     }
-    theirs = {("Secret", "mine"), ("ClusterRole", "system:kube-scheduler"), ("ClusterRole", "system:volume-scheduler"),
+    theirs = {("Secret", "mine"), ("Secret", "api-server-ca"), ("Secret", "scraper"), ("ClusterRole", "system:kube-scheduler"), ("ClusterRole", "system:volume-scheduler"),
               ("Role", "extension-apiserver-authentication-reader")}  # fmt: skip
     for one in objects(render(CASES[name])):
         wanted = set()
@@ -363,3 +363,77 @@ def test_every_name_that_is_referred_to_exists(name: str) -> None:
             ]
             assert {probe["httpGet"]["port"] for probe in probes} <= ports
         assert wanted <= made | theirs, one["metadata"]["name"]
+
+
+def ingress(text: str, name: str) -> list[dict[str, Any]]:
+    policy = find(text, "NetworkPolicy", name)["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    return list(policy["ingress"])
+
+
+@pytest.mark.parametrize("mode", ["bundled", "extender", "own"])
+def test_the_network_policy_lets_in_what_is_served_and_nothing_else(mode: str) -> None:
+    """And its selectors are those of the pods, or it would protect nothing."""
+    text = render(Case({"scheduler": {"mode": mode}}))
+    for kind, name in (("Deployment", "gpuslice-scheduler"), ("DaemonSet", "gpuslice-agent")):
+        spec = find(text, kind, name)["spec"]
+        assert (
+            find(text, "NetworkPolicy", name)["spec"]["podSelector"]["matchLabels"]
+            == spec["selector"]["matchLabels"]
+        )
+        ours = spec["template"]["spec"]["containers"][0]
+        served = {port["containerPort"] for port in ours["ports"]}
+        rules = ingress(text, name)
+        assert {port["port"] for rule in rules for port in rule["ports"]} == served
+        # The API server, kube-scheduler and Prometheus may be anywhere.
+        assert not any("from" in rule for rule in rules)
+
+
+def test_the_network_policy_can_be_narrowed_and_left_out() -> None:
+    text = render(CASES["extender"])
+    control, metrics = ingress(text, "gpuslice-scheduler")
+    assert control["from"] == [{"ipBlock": {"cidr": "192.0.2.0/28"}}]
+    assert metrics["from"] == ingress(text, "gpuslice-agent")[0]["from"] != control["from"]
+    assert "NetworkPolicy" not in render(Case({"networkPolicy": {"enabled": False}}))
+    with pytest.raises(Refused, match="at '/networkPolicy/metricsFrom/0'"):
+        render(Case({"networkPolicy": {"metricsFrom": [{"cidr": "192.0.2.0/28"}]}}))
+
+
+def test_credentials_that_are_asked_for_are_mounted_where_the_commands_read_them() -> None:
+    text = render(Case({"webhook": {"clientCASecret": "theirs"}, "metrics": {"tokenSecret": "scraper"}}))
+    wanted = {"--webhook-client-ca=": "theirs", "--metrics-token-file=": "scraper"}
+    for kind, name, options in (
+        ("Deployment", "gpuslice-scheduler", wanted),
+        ("DaemonSet", "gpuslice-agent", {"--metrics-token-file=": "scraper"}),
+    ):
+        pod = find(text, kind, name)["spec"]["template"]["spec"]
+        ours = pod["containers"][0]
+        mounts = {one["mountPath"]: one["name"] for one in ours["volumeMounts"]}
+        volumes = {one["name"]: one for one in pod["volumes"]}
+        for option, secret in options.items():
+            (path,) = [
+                argument.removeprefix(option) for argument in ours["args"] if argument.startswith(option)
+            ]
+            folder, _, file = path.rpartition("/")
+            volume = volumes[mounts[folder]]["secret"]
+            assert volume == {"secretName": secret, "items": [{"key": file, "path": file}]}
+
+
+def test_nobody_but_a_named_client_can_ask_the_extender_to_bind() -> None:
+    """Beside a kube-scheduler on loopback, alone with a certificate; nowhere open."""
+    for name in CASES:
+        pod = find_extender(render(CASES[name]))
+        if pod is None:
+            continue
+        assert "--open" not in pod["args"]
+        (listen,) = [one for one in pod["args"] if one.startswith("--listen=")]
+        asks = any(one.startswith("--client-ca=") for one in pod["args"])
+        assert asks or listen.startswith("--listen=127.0.0.1:")
+
+
+def find_extender(text: str) -> dict[str, Any] | None:
+    for one in objects(text):
+        for container in one["spec"]["template"]["spec"]["containers"] if one["kind"] == "Deployment" else ():
+            if container["name"] == "extender":
+                return dict(container)
+    return None
