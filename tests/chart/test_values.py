@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from chart_world import CASES, CHART, Case, Refused, find, objects, render
@@ -19,8 +20,10 @@ from gpuslice.config.nodeconfig import LABEL, Fallback
 from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import Flags
 from gpuslice.devices.labels import _OURS, _RESOURCE_KEYS
+from gpuslice.kube.wire import Node, ObjectMeta, PodSpec
 from gpuslice.node.cdispec import FOLDER
 from gpuslice.node.configuring import ConfigFiles
+from gpuslice.scheduler.predicates import node_refusal, rules_of
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,10 @@ from gpuslice.node.configuring import ConfigFiles
         ({"agent": {"config": {"a": "b: [c"}}}, "agent.config.a is no YAML"),
         ({"agent": {"config": {"a/b": ""}}}, "invalid propertyName 'a/b'"),
         ({"agent": {"defaultConfig": "x"}}, 'agent.defaultConfig: there is no "x" in agent.config'),
+        (
+            {"agent": {"migNodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}}},
+            "agent.migNodeSelector and agent.affinity",
+        ),
         ({"agent": {"devices": {"simulated": "a: [b"}}}, "agent.devices.simulated is no YAML"),
         ({"agent": {"devices": {"simulated": "kind: Cluster"}}}, "must be a document of kind Devices"),
         ({"tls": {"mode": "provided"}}, "needs tls.provided.secretName"),
@@ -116,6 +123,37 @@ def test_only_who_counts_or_cuts_mig_devices_may_administer_gpus() -> None:
     assert capabilities() == []
     assert capabilities(migStrategy="single") == ["SYS_ADMIN"]
     assert capabilities(migManager=True) == ["SYS_ADMIN"]
+
+
+def test_where_the_nodes_to_be_cut_are_named_no_other_agent_may_administer_gpus() -> None:
+    """Each node has one agent: the selectors are each other's opposite."""
+    labels = {"cut": "yes", "rack": "7"}
+    values = {
+        "devices": {"simulated": ""},
+        "migStrategy": "mixed",
+        "migManager": True,
+        "migNodeSelector": labels,
+    }
+    text = render(Case({"agent": values}))
+    plain = find(text, "DaemonSet", "gpuslice-agent")["spec"]
+    cutting = find(text, "DaemonSet", "gpuslice-agent-mig")["spec"]
+
+    def rights(spec: dict[str, Any]) -> tuple[list[str], set[str]]:
+        (container,) = spec["template"]["spec"]["containers"]
+        asked = {variable["name"] for variable in container["env"] if "_MIG_" in variable["name"]}
+        return container["securityContext"]["capabilities"].get("add", []), asked
+
+    assert rights(plain) == ([], set())
+    assert rights(cutting) == (["SYS_ADMIN"], {"NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_MIG_CONFIG_DEVICES"})
+    assert not cutting["selector"]["matchLabels"].items() <= plain["template"]["metadata"]["labels"].items()
+
+    def runs_on(spec: dict[str, Any], node: dict[str, str]) -> bool:
+        rules = rules_of(msgspec.convert(spec["template"]["spec"], PodSpec))
+        pool = Node(metadata=ObjectMeta(name="n", labels={names.LABEL_GPUSHARE: "true", **node}))
+        return not node_refusal(rules, pool)
+
+    for node in ({}, {"cut": "yes"}, {"rack": "7"}, {"cut": "no", "rack": "7"}, labels):
+        assert [runs_on(plain, node), runs_on(cutting, node)] == [node != labels, node == labels], node
 
 
 def test_the_configurations_of_mig_are_what_the_agent_reads(tmp_path: Path) -> None:
