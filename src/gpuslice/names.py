@@ -43,6 +43,9 @@ ALLOCATION: Final = "gpuslice.io/allocation"
 SHARES_ACROSS: Final = "gpuslice.io/gpus-per-container"
 """Asked by the user: spread each container's gpu-mem evenly over this many GPUs."""
 
+DRIVER_LIBRARIES: Final = "gpuslice.io/driver-libraries"
+"""Asked by the user, "true": containers of the pod that ask for no GPU get the driver's libraries, no GPU."""
+
 BIND_FENCE: Final = "gpuslice.io/bind-fence"
 """Written to a pod whose binding was lost on its way, so that it cannot arrive any more: when that was."""
 

@@ -12,7 +12,9 @@ import yaml
 from chart_world import CASES, CHART, Case, Refused, find, objects, render
 
 from gpuslice import names
-from gpuslice.admission.mutate import PROTECTED, webhook_configuration
+from gpuslice.admission.mutate import webhook_configuration
+from gpuslice.admission.possession import RECORDS
+from gpuslice.admission.visibility import PROTECTED
 from gpuslice.cli.uninstalling import ANNOTATIONS
 from gpuslice.config.devices import DevicesFile
 from gpuslice.config.migparted import MigPartedFile
@@ -40,6 +42,7 @@ from gpuslice.scheduler.predicates import node_refusal, rules_of
         ({"agent": {"tolerations": [{"keys": "x"}]}}, "additional properties 'keys' not allowed"),
         ({"agent": {"resources": {"request": {}}}}, "additional properties 'request' not allowed"),
         ({"webhook": {"url": "http://127.0.0.1/mutate"}}, "at '/webhook/url'"),
+        ({"webhook": {"envFrom": "resolve"}}, "webhook.envFrom resolve needs agent.deviceListStrategy"),
         ({"nodeSelector": {"a": "b"}}, "additional properties 'nodeSelector' not allowed"),
         ({"agent": {"migStrategy": "all"}}, "at '/agent/migStrategy': value must be one of"),
         (
@@ -221,9 +224,14 @@ def test_the_kube_scheduler_is_of_the_api_servers_version(server: str, tag: str)
     assert image == f"registry.k8s.io/kube-scheduler:{tag}"
 
 
+def hooks(case: Case) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = find(render(case), "MutatingWebhookConfiguration", "gpuslice")["webhooks"]
+    return found
+
+
 def test_the_webhook_is_asked_what_it_answers_and_stops_nothing_else() -> None:
-    """The rules are the code's own; the conditions name every variable that it takes out."""
-    (hook,) = find(render(CASES["bundled"]), "MutatingWebhookConfiguration", "gpuslice")["webhooks"]
+    """The rules are the code's own; the conditions name everything that it takes out."""
+    hook, others = hooks(CASES["bundled"])
     (ours,) = webhook_configuration(url="https://x")["webhooks"]  # type: ignore[misc, attr-defined]
     for key in (
         "name",
@@ -236,19 +244,40 @@ def test_the_webhook_is_asked_what_it_answers_and_stops_nothing_else() -> None:
         assert hook[key] == ours[key]
     (spaces,) = hook["namespaceSelector"]["matchExpressions"]
     assert spaces["values"] == ["kube-system", "gpuslice-system"]
-    asks, sets = (condition["expression"] for condition in hook["matchConditions"])
-    kinds = ("aliyun.com/", names.WHOLE_GPU, names.MIG_PREFIX, names.HISTORICAL_GPU)
-    assert all(f"'{resource}'" in asks for resource in kinds)
-    assert all(f"'{variable}'" in sets for variable in PROTECTED)
-    old = (names.HISTORICAL_GPU, names.HISTORICAL_GPU_NAME, names.HISTORICAL_AFFINITY)
-    assert all(f"'{word}'" in sets for word in old)
+    (condition,) = hook["matchConditions"]
+    old = {names.HISTORICAL_GPU_NAME, names.HISTORICAL_AFFINITY}
+    resources = {names.GPU_MEM, names.WHOLE_GPU, names.MIG_PREFIX, names.HISTORICAL_GPU}
+    assert all(f"'{word}'" in condition["expression"] for word in PROTECTED | RECORDS | old | resources)
+    assert "matchConditions" not in others
+    assert others["failurePolicy"] == "Ignore"
+    assert all(others[key] == hook[key] for key in ("clientConfig", "rules", "namespaceSelector"))
 
 
 def test_without_conditions_an_outage_of_ours_stops_no_pod() -> None:
     """Kubernetes before 1.30 would ask about every pod of the cluster."""
-    (hook,) = find(render(Case(kubernetes="1.29.9")), "MutatingWebhookConfiguration", "gpuslice")["webhooks"]
+    (hook,) = hooks(Case(kubernetes="1.29.9"))
     assert "matchConditions" not in hook
     assert hook["failurePolicy"] == "Ignore"
+
+
+def test_gpus_are_hidden_from_other_pods_unless_an_administrator_says_otherwise() -> None:
+    def arguments(**webhook: object) -> list[str]:
+        text = render(
+            Case(
+                {
+                    "webhook": webhook,
+                    "agent": {"deviceListStrategy": ["cdi-cri"], "devices": {"simulated": ""}},
+                }
+            )
+        )
+        pod = find(text, "Deployment", "gpuslice-scheduler")["spec"]["template"]["spec"]
+        return list(pod["containers"][0]["args"])
+
+    assert not [one for one in arguments() if one.startswith(("--env-from", "--no-hide"))]
+    shown = {"hideGPUsFromOtherPods": False, "envFrom": "resolve"}
+    assert {"--env-from=resolve", "--no-hide-gpus"} <= set(arguments(**shown))
+    (hook,) = hooks(Case({"webhook": {**shown, "envFrom": "allow"}}))
+    assert "envFrom" not in hook["matchConditions"][0]["expression"]
 
 
 def test_the_agent_mounts_exactly_what_it_needs() -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpuslice import names
+
 from . import truth
-from .alone import FOUR, deployment, gpu_pod
+from .alone import FOUR, deployment, gpu_container, gpu_pod
 from .certmanager import cert_manager
-from .cluster import Object, RealCluster
+from .cluster import ApiError, Object, RealCluster
+from .images import BUSYBOX
 from .images_of_ours import REPOSITORY, TAG, load_gpuslice, load_kube_scheduler
 from .installation import CHART, NAMESPACE, RELEASE, Installation, clear, installed, manifest_path
 from .sides import assert_sides_agree, gpuslice
@@ -39,10 +42,14 @@ def test_doctor_sees_three_faults_at_once_and_says_what_mends_them(gpus: Install
     agent = next(pod for pod in gpus.pods("agent") if pod["spec"]["nodeName"] == "node-2")
     cluster.kubectl("taint", "node", "node-2", "dedicated=ml:NoSchedule")
     cluster.kubectl("delete", "pod", f"--namespace={gpus.namespace}", agent["metadata"]["name"])
-    cluster.kubectl("delete", "service", f"--namespace={gpus.namespace}", f"{gpus.full}-webhook")
     looks = gpu_pod("looks", 0)
-    looks["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    # Of an unprivileged one it would be taken out.
+    looks["spec"]["containers"][0] |= {
+        "env": [{"name": names.VISIBLE_DEVICES, "value": "all"}],
+        "securityContext": {"privileged": True},
+    }
     cluster.apply(looks)
+    cluster.kubectl("delete", "service", f"--namespace={gpus.namespace}", f"{gpus.full}-webhook")
     try:
         expected = {"agent-taint", "webhook-unreachable", "visibility-unasked"}
         found = cluster.wait(
@@ -63,6 +70,99 @@ def test_doctor_sees_three_faults_at_once_and_says_what_mends_them(gpus: Install
         gpus.upgrade({})
     clear(cluster)
     assert not {code for code, finding in codes(cluster).items() if finding["level"] == "error"}
+
+
+VOID = {names.VISIBLE_DEVICES: "void"}
+
+
+def candidate(name: str, units: int = 0, annotations: Object | None = None, **main: object) -> Object:
+    """A pod whose one container asks for that much, and is like that."""
+    pod = gpu_pod(name, units)
+    pod["metadata"]["annotations"] = annotations or {}
+    pod["spec"]["containers"][0] |= main
+    return pod
+
+
+def admitted(cluster: RealCluster, pod: Object) -> list[dict[str, str]] | str:
+    """The environments of the containers of a pod that the API server would take; else what it says."""
+    try:
+        made = cluster.request("POST", "/api/v1/namespaces/default/pods", pod, dryRun="All")
+    except ApiError as error:
+        return str(error)
+    annotated = made["metadata"].get("annotations") or {}
+    assert not {*annotated} & {names.ALLOCATION, names.MEM_IDX, "cdi.k8s.io/mine"}
+    spec = made["spec"]
+    return [
+        {one["name"]: one.get("value", "") for one in container.get("env") or ()}
+        for container in (*spec["containers"], *spec.get("initContainers", ()))
+    ]
+
+
+def test_what_is_admitted_with_our_webhook_and_what_without(gpus: Installation) -> None:
+    """The API server evaluates who concerns us: while we are away only they must wait, and nobody gets more."""
+    cluster = gpus.cluster
+    says_all = [{"name": names.VISIBLE_DEVICES, "value": "all"}]
+    beside = candidate("beside", 1)
+    beside["spec"]["initContainers"] = [gpu_container("first", 0)]
+    zero = candidate("zero", 1)
+    zero["spec"]["containers"].append(
+        gpu_container("none", 0, resources={"limits": {names.WHOLE_GPU: "0"}}, env=says_all)
+    )
+    settings: list[Object] = [{"configMapRef": {"name": "settings", "optional": True}}]
+    prefixed = [settings[0] | {"prefix": "APP_"}]
+    changed = {
+        "says all": (candidate("a", env=says_all), [VOID]),
+        "asks and says all": (candidate("b", 1, env=says_all), [{}]),
+        "features": (candidate("c", 1, env=[{"name": "NVIDIA_IMEX_CHANNELS", "value": "0"}]), [{}]),
+        "a container beside": (beside, [{}, VOID]),
+        "one of zero": (zero, [{}, VOID]),
+        "by CDI": (candidate("d", annotations={"cdi.k8s.io/mine": "nvidia.com/gpu=all"}), [VOID]),
+        "by its own word": (candidate("e", 1, {names.ALLOCATION: "{}", names.MEM_IDX: "0"}), [{}]),
+    }
+    unchanged = {
+        "asks": (candidate("f", 1), [{}]),
+        "asks, with settings": (candidate("g", 1, envFrom=prefixed), [{}]),
+        "asks for nothing": (candidate("h"), [VOID]),
+        "settings": (candidate("i", envFrom=settings), [VOID]),
+        "looks after GPUs": (candidate("j", securityContext={"privileged": True}), [{}]),
+    }
+    for what, (pod, expected) in (changed | unchanged).items():
+        assert admitted(cluster, pod) == expected, what
+    assert "spec.containers[0].envFrom[0]: container 'main' asks for a GPU" in admitted(
+        cluster, candidate("k", 1, envFrom=settings)
+    )
+
+    cluster.apply(candidate("l"))
+    debug = (
+        "debug",
+        "l",
+        "--quiet",
+        f"--image={BUSYBOX}",
+        f"--env={names.VISIBLE_DEVICES}=all",
+        "--",
+        "true",
+    )
+    cluster.kubectl(*debug)
+    (ephemeral,) = cluster.get("pods", "l")["spec"]["ephemeralContainers"]
+    assert ephemeral["env"] == [{"name": names.VISIBLE_DEVICES, "value": "void"}]
+
+    scale = ("scale", "deployment", f"--namespace={gpus.namespace}", f"{gpus.full}-scheduler")
+    cluster.kubectl(*scale, "--replicas=0")
+    try:
+        cluster.wait(
+            lambda: "failed calling webhook" in admitted(cluster, changed["says all"][0]),
+            30,
+            "the API server to miss our webhook",
+        )
+        for what, (pod, _) in changed.items():
+            assert 'failed calling webhook "pods.gpuslice.io"' in admitted(cluster, pod), what
+        for what, (pod, _) in unchanged.items():
+            assert admitted(cluster, pod) == [{}], what
+        assert "failed calling webhook" in admitted(cluster, candidate("k", 1, envFrom=settings))
+    finally:
+        cluster.kubectl(*scale, "--replicas=2")
+        gpus.wait_until_ready()
+        clear(cluster)
 
 
 def test_the_other_replica_schedules_when_a_node_is_lost(gpus: Installation) -> None:

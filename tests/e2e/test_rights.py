@@ -225,7 +225,7 @@ def test_a_scheduler_writes_what_it_must_and_nothing_else(world: Installation) -
     assert tried(cluster, acts, own, labelled(names.LABEL_LEADER, "true")) == ""
     assert POD_BY_SCHEDULER in tried(cluster, acts, own, labelled("app", "other"))
     path = f"{HOOKS}/{world.full}"
-    (hook,) = cluster.request("GET", path)["webhooks"]
+    hook, _ = cluster.request("GET", path)["webhooks"]
     authority = base64.b64encode(cluster.plane.authority.certificate.read_bytes()).decode()
     named = {"name": hook["name"]}
     assert (

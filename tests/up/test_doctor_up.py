@@ -51,8 +51,8 @@ async def test_up_is_healthy_and_three_faults_are_found_in_order(tmp_path: Path)
             "metadata": {"name": "miner"},
             "spec": {**spec, "nodeName": state.node_names()[0]},
         }
-        await cluster.client.create(Resource("", "v1", "pods", "Pod"), seen, "default")
         await cluster.client.delete(WEBHOOKS, WEBHOOK)
+        await cluster.client.create(Resource("", "v1", "pods", "Pod"), seen, "default")
         ghost = {
             "apiVersion": "v1",
             "kind": "Node",

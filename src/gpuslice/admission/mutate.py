@@ -1,9 +1,8 @@
-"""What is changed in a pod before it is stored: overrides are taken out, old spellings are translated.
+"""What is changed in a pod before it is stored.
 
-kubelet appends a pod's own environment after the plugin's, so `NVIDIA_VISIBLE_DEVICES: all` beside
-`aliyun.com/gpu-mem: 5` would show the container every GPU of the node. `envFrom` cannot be seen here: what
-a ConfigMap holds may change after admission. A pod that asks for no GPU is left alone. What pods of
-Kubernetes 1.4 to 1.9 say is put into today's words (`requests.historical`), with a warning.
+What would give it more GPU than it asks for is taken out: `visibility` says what becomes of the
+environments, `possession` of the annotations. What pods of Kubernetes 1.4 to 1.9 say is put into today's
+words (`requests.historical`). Whoever wrote what is changed is warned.
 """
 
 from __future__ import annotations
@@ -14,44 +13,23 @@ from typing import Any, Final
 
 import msgspec
 
-from gpuslice import names
+from gpuslice.admission.possession import unclaimed
+from gpuslice.admission.visibility import FIELDS, RULES, Changes, EnvSpec, Rules, settle
 from gpuslice.errors import InputError
-from gpuslice.kube.wire import PodSpec, Wire
+from gpuslice.kube.wire import Wire
 from gpuslice.requests.check import asks_for_gpu
 from gpuslice.requests.historical import Translation, translate
 
-PROTECTED: Final = frozenset(
-    {
-        names.VISIBLE_DEVICES,
-        names.MEM_IDX,
-        names.MEM_POD,
-        names.MEM_CONTAINER,
-        names.MEM_DEV,
-        names.CGPU_DISABLE,
-    }
-)
-"""Variables that belong to the device plugin."""
-FIELDS: Final = ("containers", "initContainers", "ephemeralContainers")
-"""The lists of containers in a pod's spec."""
+EPHEMERAL: Final = "ephemeralContainers"
 
 
-class _EnvVar(Wire, frozen=True, gc=False):
-    name: str = ""
-
-
-class _Container(Wire, frozen=True, gc=False):
-    name: str = ""
-    env: tuple[_EnvVar, ...] | None = None
-
-
-class _Spec(Wire, frozen=True, gc=False):
-    containers: tuple[_Container, ...] = ()
-    init_containers: tuple[_Container, ...] | None = None
-    ephemeral_containers: tuple[_Container, ...] | None = None
+class _Meta(Wire, frozen=True, gc=False):
+    annotations: dict[str, str] | None = None
 
 
 class _Pod(Wire, frozen=True, gc=False):
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    metadata: _Meta = _Meta()
+    spec: EnvSpec = EnvSpec()
 
 
 class _Kind(Wire, frozen=True, gc=False):
@@ -62,6 +40,7 @@ class _Request(Wire, frozen=True, gc=False):
     kind: _Kind = _Kind()
     sub_resource: str = ""
     object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Uid(Wire, frozen=True, gc=False):
@@ -76,14 +55,12 @@ _review = msgspec.json.Decoder(_Review)
 _uid = msgspec.json.Decoder(_Uid)
 _request = msgspec.json.Decoder(_Request)
 _pod = msgspec.json.Decoder(_Pod)
-_spec = msgspec.json.Decoder(_Spec)
-_resources = msgspec.json.Decoder(PodSpec)
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 _HISTORICAL: Final = b"alpha.kubernetes.io/"
 """Stands in every pod that there is something to translate in."""
 
 
-def review(body: bytes) -> bytes:
+def review(body: bytes, rules: Rules = RULES) -> bytes:
     """Answer an AdmissionReview (admission.k8s.io/v1). Raises InputError if the body is none.
 
     A pod whose GPU request is malformed loses its overrides and is let through: the API server or the
@@ -100,13 +77,7 @@ def review(body: bytes) -> bytes:
     try:
         request = _request.decode(raw)
         if request.kind.kind == "Pod":
-            fields = ("ephemeralContainers",) if request.sub_resource == "ephemeralcontainers" else FIELDS
-            patch, warnings = change_pod(bytes(request.object), fields)
-            if patch:
-                answer["patchType"] = "JSONPatch"
-                answer["patch"] = base64.b64encode(msgspec.json.encode(patch)).decode()
-            if warnings:
-                answer["warnings"] = warnings
+            answer |= _answered(_changes(request, rules))
     except _UNREADABLE as error:
         answer["allowed"] = False
         answer["status"] = {"code": 400, "message": f"gpuslice cannot read the pod: {error}"}
@@ -115,19 +86,50 @@ def review(body: bytes) -> bytes:
     )
 
 
-def change_pod(pod: bytes, fields: Collection[str] = FIELDS) -> tuple[list[dict[str, object]], list[str]]:
-    """The JSON patch for a pod, and a warning for each change; `fields` as for `strip_overrides`.
+def _answered(changes: Changes) -> dict[str, object]:
+    if changes.refusals:
+        status = {"code": 403, "reason": "Forbidden", "message": "; ".join(changes.refusals)}
+        return {"allowed": False, "status": status}
+    answer: dict[str, object] = {}
+    if changes.patch:
+        answer["patchType"] = "JSONPatch"
+        answer["patch"] = base64.b64encode(msgspec.json.encode(changes.patch)).decode()
+    if changes.warnings:
+        answer["warnings"] = changes.warnings
+    return answer
 
-    Raises msgspec.DecodeError if the bytes are no pod.
-    """
-    patch: list[dict[str, object]] = []
-    warnings: list[str] = []
-    if _HISTORICAL in pod and "containers" in fields:
+
+def _changes(request: _Request, rules: Rules) -> Changes:
+    pod = bytes(request.object)
+    if request.sub_resource != "ephemeralcontainers":
+        return change_pod(pod, rules)
+    # Of a pod that runs only new containers can be changed; the others are as they were admitted.
+    before = _pod.decode(request.old_object).spec.ephemeral_containers or ()
+    return _environments(_pod.decode(pod), rules, (EPHEMERAL,), {one.name for one in before})
+
+
+def change_pod(pod: bytes, rules: Rules = RULES) -> Changes:
+    """What is to become of a new pod. Raises msgspec.DecodeError if the bytes are no pod."""
+    decoded = _pod.decode(pod)
+    changes = Changes()
+    if _HISTORICAL in pod:
         translation = translate(msgspec.json.decode(pod, type=dict[str, Any]))
-        patch = _steps(translation)
-        warnings = [str(note) for note in (*translation.warnings, *translation.problems)]
-    stripped, told = strip_overrides(pod, fields)
-    return [*patch, *stripped], [*warnings, *told]
+        changes.patch += _steps(translation)
+        changes.warnings += [str(note) for note in (*translation.warnings, *translation.problems)]
+    patch, warnings = unclaimed(decoded.metadata.annotations or {})
+    about = _environments(decoded, rules)
+    changes.patch += [*patch, *about.patch]
+    changes.warnings += [*warnings, *about.warnings]
+    changes.refusals += about.refusals
+    return changes
+
+
+def _environments(
+    pod: _Pod, rules: Rules, fields: Collection[str] = FIELDS, known: Collection[str] = ()
+) -> Changes:
+    annotations = pod.metadata.annotations or {}
+    asks = asks_for_gpu(pod.spec)
+    return settle(pod.spec, annotations, asks=asks, fields=fields, known=known, rules=rules)
 
 
 def _steps(translation: Translation) -> list[dict[str, object]]:
@@ -137,33 +139,6 @@ def _steps(translation: Translation) -> list[dict[str, object]]:
         else {"op": "add", "path": change.pointer, "value": change.value}
         for change in translation.changes
     ]
-
-
-def strip_overrides(
-    pod: bytes, fields: Collection[str] = FIELDS
-) -> tuple[list[dict[str, object]], list[str]]:
-    """The JSON patch that takes the protected variables out of a pod, and a warning for each.
-
-    `fields`: which lists of containers may be changed. Raises msgspec.DecodeError if the bytes are no pod.
-    """
-    decoded = _pod.decode(pod)
-    if not asks_for_gpu(_resources.decode(decoded.spec)):
-        return [], []
-    patch: list[dict[str, object]] = []
-    warnings: list[str] = []
-    spec = _spec.decode(decoded.spec)
-    lists = (spec.containers, spec.init_containers, spec.ephemeral_containers)
-    for field, containers in zip(FIELDS, lists, strict=True):
-        for position, container in enumerate(containers or () if field in fields else ()):
-            # From the last to the first, so that each removal leaves the earlier indexes right.
-            for index, variable in reversed(list(enumerate(container.env or ()))):
-                if variable.name in PROTECTED:
-                    patch.append({"op": "remove", "path": f"/spec/{field}/{position}/env/{index}"})
-                    warnings.append(
-                        f"container {container.name!r}: env {variable.name} was removed; gpuslice sets it to "
-                        "the GPU that the container is given"
-                    )
-    return patch, warnings
 
 
 def webhook_configuration(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from gpuslice.admission import certificates
+from gpuslice.admission.mutate import review
 from gpuslice.admission.reviewing import LIMIT, Reviews
+from gpuslice.admission.visibility import RULES, Rules
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.observe.limits import Limits
@@ -39,14 +42,23 @@ class WebhookApp:
         await send({"type": "http.response.body", "body": body})
 
 
-async def serve(host: str, port: int, folder: Path, *, clock: Clock, client_ca: Path | None = None) -> None:
+async def serve(
+    host: str,
+    port: int,
+    folder: Path,
+    *,
+    clock: Clock,
+    client_ca: Path | None = None,
+    rules: Rules = RULES,
+) -> None:
     """Serve until cancelled, with tls.crt and tls.key of a folder, read again when they change.
 
     With `client_ca` only clients it signed are let in. Raises InputError if the address is taken or the files
     cannot be used.
     """
     tls = Tls(folder / certificates.SERVING, folder / certificates.SERVING_KEY, client_ca)
-    async with serving(WebhookApp(Reviews()), host=host, port=port, clock=clock, tls=tls, limits=LIMITS):
+    app = WebhookApp(Reviews(partial(review, rules=rules)))
+    async with serving(app, host=host, port=port, clock=clock, tls=tls, limits=LIMITS):
         await asyncio.Event().wait()
 
 

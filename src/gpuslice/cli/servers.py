@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final
@@ -82,6 +83,7 @@ async def extender(
     webhook: WebhookOptions | None,
 ) -> None:
     """Run the extender until cancelled."""
+    from gpuslice.admission.mutate import review
     from gpuslice.admission.reviewing import Reviews
     from gpuslice.scheduler.extender.service import extender as serving_extender
 
@@ -113,7 +115,7 @@ async def extender(
             cluster=Cluster(clock=clock, policy=Policy(policy)),
             tls=tls,
             token=token,
-            admission=Reviews(),
+            admission=Reviews(partial(review, rules=webhook.rules) if webhook else review),
             mig_idle_seconds=mig_idle,
             leadership=leadership,
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gpuslice.admission.visibility import RULES, EnvFrom, Rules
 from gpuslice.cli import options
 
 
@@ -23,6 +24,7 @@ class WebhookOptions:
     names: tuple[str, ...]
     configuration: str | None
     client_ca: Path | None = None
+    rules: Rules = RULES
 
 
 def webhook_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -63,6 +65,20 @@ def webhook_options(command: Callable[..., None]) -> Callable[..., None]:
         help="Let in only clients with a certificate that this CA has signed: the API server's, which has to "
         "be told to show one; PEM.",
     )
+    @click.option(
+        "--env-from",
+        type=click.Choice([one.value for one in EnvFrom]),
+        default=EnvFrom.REFUSE.value,
+        show_default=True,
+        help="What becomes of a GPU container's envFrom, which could show it every GPU; resolve: its env "
+        "says void, for nodes that hand out GPUs by CDI alone.",
+    )
+    @click.option(
+        "--hide-gpus/--no-hide-gpus",
+        default=True,
+        show_default=True,
+        help="Hide all GPUs from pods that ask for none, whatever their images say.",
+    )
     @wraps(command)
     def collecting(
         *args: Any,
@@ -72,6 +88,8 @@ def webhook_options(command: Callable[..., None]) -> Callable[..., None]:
         certificate_name: tuple[str, ...],
         webhook_configuration: str | None,
         webhook_client_ca: Path | None,
+        env_from: str,
+        hide_gpus: bool,
         **others: Any,
     ) -> None:
         if (webhook is None) != (webhook_certificate is None):
@@ -93,6 +111,7 @@ def webhook_options(command: Callable[..., None]) -> Callable[..., None]:
                 certificate_name,
                 webhook_configuration,
                 webhook_client_ca,
+                Rules(EnvFrom(env_from), hide=hide_gpus),
             )
         command(*args, webhook=given, **others)
 

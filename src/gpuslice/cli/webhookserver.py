@@ -70,5 +70,12 @@ class Webhook:
             host, port = self._address
             options = self._options
             group.create_task(
-                serve(host, port, options.folder, clock=self._clock, client_ca=options.client_ca)
+                serve(
+                    host,
+                    port,
+                    options.folder,
+                    clock=self._clock,
+                    client_ca=options.client_ca,
+                    rules=options.rules,
+                )
             )

@@ -6,7 +6,7 @@ that who knows one message knows the other: whole numbers, requests equal to lim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -55,20 +55,34 @@ def of_gpus(name: str) -> bool:
     return is_gpu_resource(name) or name == names.HISTORICAL_GPU or name.startswith(f"{names.WHOLE_GPU}.")
 
 
+def may_bring_gpus(name: str) -> bool:
+    """The same under names that we do not know: could somebody else's device plugin give GPUs for it?"""
+    if not extended(name) or name == names.GPU_COUNT:
+        return False
+    return name.startswith("nvidia.com/") or "gpu" in name.lower() or "cuda" in name.lower()
+
+
 def asks_for_gpu(spec: PodSpecLike) -> bool:
     """Does any container of a pod ask for one? An amount that cannot be read is one; 0 is none."""
+    containers = (*spec.containers, *(spec.init_containers or ()))
+    return any(asks_of(container.resources, of_gpus) for container in containers)
+
+
+def asks_of(resources: ResourcesLike, which: Callable[[str], bool]) -> bool:
+    """Does a container ask for any resource of those? An amount that cannot be read is one; 0 is none."""
     return any(
-        wanted(name, amount)
-        for container in (*spec.containers, *(spec.init_containers or ()))
-        for amounts in (container.resources.limits, container.resources.requests)
+        which(name) and _some(amount)
+        for amounts in (resources.limits, resources.requests)
         for name, amount in (amounts or {}).items()
     )
 
 
 def wanted(name: str, amount: object) -> bool:
     """Is so much of that resource a GPU or a part of one?"""
-    if not of_gpus(name):
-        return False
+    return of_gpus(name) and _some(amount)
+
+
+def _some(amount: object) -> bool:
     try:
         return parse_quantity(str(amount), field="") != 0
     except InputError:
