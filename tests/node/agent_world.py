@@ -153,7 +153,8 @@ class World:
         return Agent(Client(self.api_of_agent), NODE, self.backend, kubelet_dir=self.folder, **options)
 
     async def start_agent(self) -> None:
-        self.tasks["agent"] = asyncio.create_task(self.agent().run())
+        self.running_agent = self.agent()
+        self.tasks["agent"] = asyncio.create_task(self.running_agent.run())
 
     async def start_kubelet(self, seed: int = 7) -> None:
         kubelet = Kubelet(
@@ -186,8 +187,17 @@ class World:
         await plugin.pre_start(tuple(ids))
         await plugin.aclose()
 
-    async def served(self, units: int) -> None:
-        """Wait until the kubelet itself has the plugin's ids (the node's status may be old)."""
+    async def served(self, units: int, *, lacks: str = "") -> None:
+        """Wait until the kubelet itself has the plugin's ids (the node's status may be old).
+
+        Then until the agent lacks nothing but that.
+        """
+        await self._offered(units)
+        async with asyncio.timeout(GUARD):
+            while units and self.running_agent.waits_for() != lacks:  # noqa: ASYNC110 (nothing tells)
+                await asyncio.sleep(0.005)
+
+    async def _offered(self, units: int) -> None:
         async with asyncio.timeout(GUARD):
             while (  # noqa: ASYNC110 (nothing tells)
                 self.kubelet is None or self.kubelet.devices.manager.allocatable().get(names.GPU_MEM) != units

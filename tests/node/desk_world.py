@@ -107,6 +107,7 @@ class Bench:
             clock=self.clock,
             random=lambda: 0.5,
         )
+        self.desk.rebuilt.set()
         self.all = [i for gpu in GPUS for i in self.ledger.ids.of(names.GPU_MEM, gpu)]
 
     async def differs(self, _uuids: Collection[str]) -> str:

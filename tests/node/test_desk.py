@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_world import GPUS
+from builders import StoppedClock
 from desk_world import Bench
 
 from gpuslice import names
@@ -39,6 +40,38 @@ async def test_the_admission_of_a_known_pod_asks_the_api_server_nothing(bench: B
     (mount,) = answer.mounts
     assert (mount.container_path, mount.read_only) == ("/run/gpuslice", True)
     assert [folder.name for folder in bench.folder.iterdir()] == [mount.host_path.rpartition("/")[2]]
+
+
+async def test_nothing_is_answered_before_all_is_known(bench: Bench) -> None:
+    """kubelet knows the plugin at once; what it asks waits for the ledger."""
+    bench.desk.rebuilt.clear()
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    ids = bench.ids_on(GPUS[0], 5)
+    questions = (
+        bench.admit(5),
+        bench.desk.allocate(names.GPU_MEM, ids),
+        bench.desk.pre_start(names.GPU_MEM, ids),
+    )
+    tasks = [asyncio.create_task(question) for question in questions]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    assert not bench.ledger.held()
+    bench.lister.held = {"a": ids}
+    await bench.desk.reconcile()
+    bench.desk.rebuilt.set()
+    assert not set(await tasks[0]) & set(ids), "by then it is known whose those are"
+    for task in tasks:
+        task.cancel()
+
+
+async def test_what_waits_for_too_long_says_for_what(tmp_path: Path) -> None:
+    """kubelet starts and admits nothing else in the meantime."""
+    bench = Bench(tmp_path, StoppedClock())
+    bench.desk.rebuilt.clear()
+    bench.desk.lacks = "the API server is silent"
+    with pytest.raises(RpcError, match="the agent has just started, and the API server is silent; try again"):
+        await bench.admit(5)
 
 
 async def test_an_unknown_pod_costs_one_list_of_this_node(bench: Bench) -> None:

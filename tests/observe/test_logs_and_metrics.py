@@ -10,7 +10,8 @@ import pytest
 import structlog
 
 from gpuslice.observe.logging import setup
-from gpuslice.observe.metrics import CONTENT_TYPE, Metrics
+from gpuslice.observe.metrics import Metrics
+from gpuslice.observe.probes import CONTENT_TYPE
 
 
 @pytest.fixture(autouse=True)

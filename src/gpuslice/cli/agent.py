@@ -171,7 +171,7 @@ def agent(
     from gpuslice.cli.process import serve
 
     async def work() -> None:
-        from gpuslice.cli import servers
+        from gpuslice.cli import agentserver
 
         given: dict[str, Any] = {
             "mig-strategy": mig_strategy,
@@ -182,7 +182,7 @@ def agent(
             "output-file": output_file,
             "use-node-feature-api": use_node_feature_api,
         }
-        await servers.agent(
+        await agentserver.agent(
             kubeconfig,
             node,
             devices,

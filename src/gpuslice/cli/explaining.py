@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuslice import names
+from gpuslice.cluster.ended import has_ended
 from gpuslice.cluster.migrecords import decode_cuts
 from gpuslice.cluster.records import PodRecord
-from gpuslice.cluster.state import Cluster, has_ended
+from gpuslice.cluster.state import Cluster
 from gpuslice.devices.inventory import Gpu
 from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError

@@ -346,8 +346,8 @@ def _run(where: aks.Where, work: Callable[[Desk], Coroutine[Any, Any, None]]) ->
     async def connect() -> None:
         from gpuslice.capacity.aks import cluster_of
         from gpuslice.cli.poolwork import PoolDesk, in_one_process
-        from gpuslice.cli.reading import connected
         from gpuslice.clock import SystemClock
+        from gpuslice.kube.http import connected
 
         named = where.resource_group or where.cluster_name
         if named and await in_one_process(where.kubeconfig):

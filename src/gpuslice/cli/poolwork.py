@@ -22,10 +22,10 @@ from gpuslice.capacity.nodepool import (
     read_fields,
 )
 from gpuslice.capacity.pools import PoolExists, PoolNotFound, PoolRefused, check_name
-from gpuslice.cli.reading import connected
 from gpuslice.clock import Clock
 from gpuslice.errors import Conflict, GpuSliceError, InputError, NotFound, Unavailable
 from gpuslice.kube.client import Client
+from gpuslice.kube.http import connected
 from gpuslice.kube.wire import Node
 
 LOOK_SECONDS: Final = 0.2

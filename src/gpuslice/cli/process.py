@@ -7,14 +7,18 @@ in a file is wrong.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from gpuslice.errors import GpuSliceError, InputError
+
+START_SECONDS: Final = 2.0
+"""How long a server is taken to start."""
 
 T = TypeVar("T")
 
@@ -33,10 +37,16 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def serve(work: Coroutine[Any, Any, None]) -> None:
     """Run until the work ends or SIGINT or SIGTERM asks for the end, which is no failure."""
+    from gpuslice.observe.plainly import import_structlog
+
+    import_structlog()
+    # What a start makes stays: to look for garbage among it takes a tenth of the start's time.
+    gc.disable()
 
     async def until_stopped() -> None:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
+        loop.call_later(START_SECONDS, _collect_from_now_on)
         stopping = False
 
         def stop() -> None:
@@ -53,6 +63,11 @@ def serve(work: Coroutine[Any, Any, None]) -> None:
                 raise
 
     run(until_stopped())
+
+
+def _collect_from_now_on() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def check(work: Coroutine[Any, Any, T], *, prefix: str) -> T:

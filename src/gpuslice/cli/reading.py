@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 from gpuslice import names
 from gpuslice.clock import SystemClock
@@ -12,22 +10,11 @@ from gpuslice.cluster.records import NodeView
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
-from gpuslice.kube.http import connect
 from gpuslice.kube.wire import ConfigMap, Node, Pod
 from gpuslice.units import GIB, MemoryUnit, parse_count
 
 LARGEST_GIB = 100
 """gpushare's rule for its nodes, which do not say what a unit is: more units per GPU than this are MiB."""
-
-
-@asynccontextmanager
-async def connected(kubeconfig: Path | None) -> AsyncIterator[Client]:
-    """A client for the block. Raises InputError if the kubeconfig is missing or broken."""
-    client = connect(kubeconfig)
-    try:
-        yield client
-    finally:
-        await client.transport.aclose()
 
 
 async def read_views(client: Client, node: str | None) -> list[NodeView]:

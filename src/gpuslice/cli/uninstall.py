@@ -24,7 +24,7 @@ from gpuslice.cli import options
 )
 def uninstall(kubeconfig: Path | None, lease: tuple[str, str] | None) -> None:
     from gpuslice.cli.process import run
-    from gpuslice.cli.reading import connected
+    from gpuslice.kube.http import connected
 
     async def work() -> None:
         from gpuslice.cli.uninstalling import clean

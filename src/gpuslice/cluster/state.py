@@ -24,6 +24,7 @@ from gpuslice.cluster.annotations import (
     gpushare_allocation,
     recorded_spread,
 )
+from gpuslice.cluster.ended import has_ended
 from gpuslice.cluster.handover import hand_over, is_assigned
 from gpuslice.cluster.nodes import NodeFacts, read_node, read_unhealthy
 from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
@@ -452,18 +453,6 @@ def _proven(known: PodRecord) -> tuple[tuple[str, str], ...]:
     if known.assumed and known.allocation is not None:
         return ((names.ALLOCATION, encode_record(known.allocation)),)
     return known.proven
-
-
-def has_ended(pod: Pod) -> bool:
-    """True once no container of the pod can touch a GPU any more.
-
-    A deletionTimestamp alone does not count (processes hold their memory through the grace period), nor
-    does a final phase while a container is still reported running.
-    """
-    if pod.status.phase not in ("Succeeded", "Failed"):
-        return False
-    statuses = (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
-    return all(status.state.running is None for status in statuses)
 
 
 def _mode(shares: Sequence[PodShare]) -> Mode:

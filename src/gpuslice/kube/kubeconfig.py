@@ -10,7 +10,6 @@ import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import httpx2
 import msgspec
@@ -21,8 +20,7 @@ from lightkube.config.models import NameValue, User
 from lightkube.core.exceptions import ConfigError
 
 from gpuslice.errors import InputError
-
-SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+from gpuslice.kube.http import SERVICE_ACCOUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +30,6 @@ class Access:
     server: httpx2.URL
     tls: ssl.SSLContext
     auth: httpx2.Auth | None
-
-
-def own_namespace() -> str:
-    """The namespace of the pod that this process is in, "default" if it is in none."""
-    try:
-        return (SERVICE_ACCOUNT / "namespace").read_text().strip() or "default"
-    except OSError:
-        return "default"
 
 
 def read_access(kubeconfig: Path | None) -> Access:

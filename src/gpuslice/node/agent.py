@@ -1,7 +1,8 @@
 """The node agent: puts the desk, the two plugins and the publishers together and keeps them running.
 
 Nothing is stored on disk but what containers read: after a restart the ledger is rebuilt from pod-resources
-and the API server before the kubelet hears of us.
+and the API server. kubelet hears of us before that, since a plugin that is away costs pods; what it asks is
+answered when the ledger is complete.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ is gone from the API server before its containers have ended."""
 QUIET_SECONDS: Final = 0.25
 """Background questions to pod-resources wait until the kubelet has asked nothing for so long: one that comes
 in the middle of an Allocate makes it forget what it gives out there."""
-SYNC_SECONDS: Final = 5.0
-"""How long an absent API server may hold up the start: plugins that are away cost running pods."""
+FIRST_SECONDS: Final = 1.0
+"""How long the API server is not asked at the start, so that kubelet knows the plugins before all else."""
+REBUILD: Final = Backoff(base=0.05, cap=1.0)
 
 _log = structlog.get_logger(__name__)
 
@@ -99,13 +101,12 @@ class Agent:
         self._random = random
         self._stations: tuple[Station, ...] = ()
         self._ledger: Ledger | None = None
+        self._lacks = "starting"
 
     def waits_for(self) -> str:
-        """Why it is not ready, "" once kubelet has both plugins."""
-        missing = [station.resource for station in self._stations if not station.registered]
-        if self._stations and not missing:
-            return ""
-        return f"kubelet has not taken the plugin of {' and '.join(missing)}" if missing else "starting"
+        """Why it is not ready, "" once kubelet has the plugins and the ledger is complete."""
+        missing = [station.resource for station in self._stations if not station.known.is_set()]
+        return f"kubelet has not taken the plugin of {' and '.join(missing)}" if missing else self._lacks
 
     async def metrics(self) -> bytes:
         """The text for Prometheus."""
@@ -198,14 +199,15 @@ class Agent:
             random=self._random,
         )
         async with asyncio.TaskGroup() as group:
+            self._open_stations(desk, group)
+            group.create_task(self._follow_devices(desk, node, news, group))
+            await self._introduced()
             group.create_task(pods.run())
             group.create_task(nodes.run())
             group.create_task(node.run())
             group.create_task(_once(pods.synced, node.check))
             await self._rebuild(desk, pods)
             group.create_task(desk.publisher.run())
-            self._open_stations(desk, group)
-            group.create_task(self._follow_devices(desk, node, news, group))
             group.create_task(self._follow_modes(desk, node))
             group.create_task(self._reconcile(desk, pods, news))
             group.create_task(recorder.run())
@@ -281,20 +283,29 @@ class Agent:
                 self._stations = (*self._stations, station)
                 group.create_task(station.run())
 
+    async def _introduced(self) -> None:
+        """Wait until kubelet knows the plugins, if it is there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_SECONDS):
+                for station in self._stations:
+                    await station.known.wait()
+
     async def _rebuild(self, desk: Desk, pods: Reflector[Pod]) -> None:
-        """Learn what is given out already, before the kubelet can ask for more."""
-        try:
-            async with asyncio.timeout(SYNC_SECONDS):
-                await pods.synced.wait()
-        except TimeoutError:
-            _log.warning("the API server is away; starting with what kubelet knows", node=self._node)
-        if self._lister.exists():
+        """Learn what is given out already. Until then kubelet's questions wait (`Desk.rebuilt`)."""
+        self._lacks = desk.lacks = "the API server has not said yet which pods this node has"
+        await pods.synced.wait()
+        failures = 0
+        while True:
             try:
                 await desk.reconcile()
+                break
             except RpcError as error:
-                _log.warning("kubelet does not say yet who holds what", node=self._node, error=str(error))
-        if pods.synced.is_set():
-            desk.sweep()
+                self._lacks = desk.lacks = f"kubelet does not say yet who holds what: {error}"
+            failures += 1
+            await self._clock.sleep(REBUILD.delay(failures, self._random))
+        desk.sweep()
+        self._lacks = desk.lacks = ""
+        desk.rebuilt.set()
         if not self._pod_folders.mounted:
             _log.warning(
                 "kubelet's folder of pods is not mounted: what runs on after a pod was deleted by force is "
@@ -350,8 +361,7 @@ class Agent:
                 await self._clock.sleep(QUIET_SECONDS - quiet)
             with contextlib.suppress(RpcError):
                 await desk.reconcile()
-            if pods.synced.is_set():
-                desk.sweep()
+            desk.sweep()
             news.check()
             lingering = lingering + 1 if desk.ledger.lingers(desk.pods) else 0
 

@@ -18,8 +18,8 @@ from typing import Final
 import structlog
 
 from gpuslice import names
-from gpuslice.clock import Clock
-from gpuslice.cluster.state import has_ended
+from gpuslice.clock import Clock, happened
+from gpuslice.cluster.ended import has_ended
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.sharing import device_of
@@ -47,6 +47,8 @@ PUBLISH_SECONDS: Final = 2.0
 LIST_SECONDS: Final = 5.0
 DRIVER_SECONDS: Final = 5.0
 """How long the driver may take to say that a device is still as it was announced."""
+REBUILT_SECONDS: Final = 10.0
+"""How long a call waits for an agent that has just started to know all; kubelet's other pods wait with it."""
 ENDED_SECONDS: Final = 25.0
 """How long a container's start waits for a former holder's processes to end; kubelet gives it 30 s."""
 
@@ -88,6 +90,10 @@ class Desk:
             clock=clock,
             random=random,
         )
+        self.rebuilt = asyncio.Event()
+        """Set once it is known what is given out, and which pods the node has."""
+        self.lacks = ""
+        """What is missing until then, as a sentence."""
         self.ended = asyncio.Event()
         """Set when a pod has ended or gone: its ids can probably be released."""
         self.settled = asyncio.Event()
@@ -169,6 +175,7 @@ class Desk:
         return () if gpu is None or gpu.numa_node is None else (gpu.numa_node,)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> Sequence[str]:
+        await self._once_rebuilt()
         self.last_call = self._clock.monotonic()
         self._lingering()
         ask = (resource, request.available, request.must_include, request.size)
@@ -188,6 +195,7 @@ class Desk:
         return answer
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+        await self._once_rebuilt()
         self.last_call = self._clock.monotonic()
         self._lingering()
         outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
@@ -222,6 +230,7 @@ class Desk:
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
         until = self._clock.monotonic() + ENDED_SECONDS
+        await self._once_rebuilt()
         told = False
         while True:
             await self._others_ended(resource, ids, until)
@@ -248,6 +257,11 @@ class Desk:
                 return await self._differs(frozenset(map(device_of, held.gpus)))
         except TimeoutError:
             return f"the driver has not said within {DRIVER_SECONDS:.0f} s that the GPU is as it was"
+
+    async def _once_rebuilt(self) -> None:
+        """Wait until nothing that a decision needs is missing. Raises RpcError if that takes too long."""
+        if not self.rebuilt.is_set() and not await happened(self.rebuilt, self._clock, REBUILT_SECONDS):
+            raise RpcError(RpcCode.UNAVAILABLE, f"the agent has just started, and {self.lacks}; try again")
 
     # --- level-triggered --------------------------------------------------------------------------
     async def reconcile(self, timeout: float = LIST_SECONDS, *, fresh: bool = False) -> None:

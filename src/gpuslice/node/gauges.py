@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-
 from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.node.holdings import Held
@@ -15,6 +13,9 @@ LABELS = ("gpu", "uuid", "model")
 
 def render(gpus: NodeGpus, held: Iterable[Held]) -> bytes:
     """The text that /metrics answers: four gauges per GPU."""
+    # Not before somebody asks: an agent that starts is waited for.
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
     registry = CollectorRegistry()
     memory = Gauge("gpuslice_gpu_memory_mib", "Memory of the GPU, MiB.", LABELS, registry=registry)
     given = Gauge(

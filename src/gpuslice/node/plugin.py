@@ -102,17 +102,14 @@ class Station:
         self._server: Server | None = None
         self._mine: Stamp = None
         self._known_by: Stamp = None
+        self.known = asyncio.Event()
+        """Set while the kubelet that runs now knows of the plugin."""
         self._registered_at = 0.0
         self._failures = 0
 
     @property
     def resource(self) -> str:
         return self.plugin.resource
-
-    @property
-    def registered(self) -> bool:
-        """True while the kubelet that runs now knows of the plugin."""
-        return self._known_by is not None
 
     async def run(self) -> None:
         """For ever. Raises InputError if the socket is in use by another process."""
@@ -141,10 +138,11 @@ class Station:
                     )
                 await server.stop()
             self._server = await serve_plugin(self._path, self.plugin)
-            self._mine, self._known_by = _stamp(self._path), None
+            self._mine = _stamp(self._path)
+            self._forgotten()
         kubelet = _stamp(self._kubelet)
         if kubelet is None:
-            self._known_by = None
+            self._forgotten()
             return LISTENED_SECONDS
         since = self._clock.monotonic() - self._registered_at
         if kubelet == self._known_by and (self.plugin.streams or since < LISTENED_SECONDS):
@@ -160,8 +158,13 @@ class Station:
             return RETRY.delay(self._failures, self._random)
         self._failures = 0
         self._known_by, self._registered_at = kubelet, self._clock.monotonic()
+        self.known.set()
         _log.info("registered with kubelet", resource=self.plugin.resource)
         return LISTENED_SECONDS
+
+    def _forgotten(self) -> None:
+        self._known_by = None
+        self.known.clear()
 
 
 def _stamp(path: Path) -> Stamp:

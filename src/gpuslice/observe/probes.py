@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from gpuslice.observe.limits import Limits
-from gpuslice.observe.metrics import CONTENT_TYPE
 from gpuslice.observe.serving import authorized
 
 Answer = tuple[int, str, bytes]
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text."""
 TEXT: Final = "text/plain; charset=utf-8"
 LIMITS: Final = Limits(body_bytes=0)
 """Nothing is sent to these routes."""

@@ -16,9 +16,10 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, rfc3339
+from gpuslice.cluster.ended import has_ended
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.joining import Joining
-from gpuslice.cluster.state import Cluster, has_ended
+from gpuslice.cluster.state import Cluster
 from gpuslice.errors import ApiError, GpuSliceError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client

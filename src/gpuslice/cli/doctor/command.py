@@ -110,7 +110,7 @@ async def _examine(kubeconfig: Path | None) -> list[Finding]:
 
     from gpuslice.cli.doctor.checks import examine
     from gpuslice.cli.doctor.look import look
-    from gpuslice.cli.reading import connected
+    from gpuslice.kube.http import connected
 
     async with connected(kubeconfig) as client:
         return examine(await look(client), datetime.now(UTC))

@@ -9,7 +9,8 @@ from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.observe.limits import Limits
-from gpuslice.observe.metrics import CONTENT_TYPE, Metrics
+from gpuslice.observe.metrics import Metrics
+from gpuslice.observe.probes import CONTENT_TYPE
 from gpuslice.observe.serving import TooLarge, authorized, read_body
 from gpuslice.scheduler.extender.handlers import Extender
 
