@@ -84,6 +84,8 @@ class Run:
     across: int = 1
     admitted: bool = False
     started: set[str] = field(default_factory=set)
+    forgotten: bool = False
+    """True if the agent has restarted since: what is listed nowhere it does not know any more."""
 
     @property
     def order(self) -> list[Part]:
@@ -250,6 +252,8 @@ class NodeWorld:
     def restart_agent(self) -> None:
         """The agent is killed and comes back: nothing but pod-resources and the API server is left."""
         self.ledger = Ledger(self.gpus)
+        for run in self.runs.values():
+            run.forgotten = True
         self.feed = []
         self.seen = {uid: read_pod(self._pod(uid), self.gpus) for uid in self.api}
         self.reconcile()

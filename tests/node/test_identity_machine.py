@@ -264,9 +264,16 @@ class Node(RuleBasedStateMachine):
                 assert len(gpus) == (part.whole or run.across)
 
     def _nameless(self, uid: str, other: str) -> bool:
-        """True for pods of one shape of whom only an init container asks: kubelet names them nowhere."""
-        shapes = [run.parts for run in map(self.world.runs.get, (uid, other)) if run is not None]
-        return all(part.init for part in self.world.runs[uid].order) and len(set(shapes)) == 1
+        """True for pods of which kubelet says nothing that tells them apart.
+
+        Only init containers of one shape ask; or they have several, of equal sizes, and the agent has restarted.
+        """
+        runs = [run for run in map(self.world.runs.get, (uid, other)) if run is not None]
+        if all(part.init for part in self.world.runs[uid].order) and len({run.parts for run in runs}) == 1:
+            return True
+        sizes = [{part.units for part in run.order if part.init} for run in runs]
+        several = any(sum(part.init for part in run.order) > 1 for run in runs)
+        return several and any(run.forgotten for run in runs) and bool(set.intersection(*sizes))
 
     def _waiting(self) -> list[str]:
         return sorted(u for u, run in self.world.runs.items() if not run.admitted and u in self.world.api)

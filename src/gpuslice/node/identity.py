@@ -305,7 +305,7 @@ def _by_elimination(
     near = [p for p in listed if any(h.certain and h.gpus.keys() & gpus for h in book.held_by(p.uid))]
     # Who has a name by elimination may have another's, who is gone: one of the living has these ids.
     held = book.held()
-    rounds = ((held, alone), (held, near), (held, listed), ((), near), ((), alone if fresh else ()))
+    rounds = ((held, alone), (held, near), (held, listed), ((), alone if fresh else ()), ((), near))
     return next(
         (found[0] for known, some in rounds if (found := inits(known, resource, len(ids), some))), None
     )
