@@ -124,6 +124,7 @@ class NodeWorld:
         self.now = 0.0
         self.serial = 0
         self.failures: list[str] = []
+        self._reserved: dict[str, tuple[dict[str, Any], Run]] = {}
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -150,9 +151,15 @@ class NodeWorld:
 
     # --- API server and scheduler -----------------------------------------------------------------
     def create(
-        self, parts: Sequence[Part], *, name: str = "", placed: bool = True, across: int = 1
+        self,
+        parts: Sequence[Part],
+        *,
+        name: str = "",
+        placed: bool = True,
+        across: int = 1,
+        bind: bool = True,
     ) -> str | None:
-        """Make a pod and bind it to the node; None if the scheduler finds no room."""
+        """Make a pod and bind it to the node, or only reserve its room; None if the scheduler finds none."""
         self.serial += 1
         uid = f"u{self.serial}"
         body = manifest(name or f"p{self.serial}", uid, parts, across)
@@ -164,11 +171,18 @@ class NodeWorld:
             body["metadata"]["annotations"] |= self.cluster.annotations_for(pod, "n1", outcome[0])
         else:
             self.cluster.forget(uid)
+        self._reserved[uid] = body, Run(uid, body["metadata"]["name"], tuple(parts), across)
+        if bind:
+            self.bind(uid)
+        return uid
+
+    def bind(self, uid: str) -> None:
+        """Bind a pod whose room is reserved."""
+        body, run = self._reserved.pop(uid)
         body["spec"]["nodeName"] = "n1"
         self.api[uid] = body
-        self.runs[uid] = Run(uid, body["metadata"]["name"], tuple(parts), across)
+        self.runs[uid] = run
         self._changed(uid)
-        return uid
 
     def _pod(self, uid: str) -> Pod:
         return msgspec.convert(msgspec.json.decode(msgspec.json.encode(self.api[uid])), Pod)

@@ -14,7 +14,7 @@ from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import Unavailable
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.names import ALLOCATION
+from gpuslice.names import ALLOCATION, MEM_ASSIGNED
 from gpuslice.scheduler.binder import Binder
 
 GPU_MIB = 10 * 1024
@@ -83,9 +83,13 @@ class World:
         self.binder = Binder(self.cluster, Client(self), clock=self.clock)
 
     # --- the truth --------------------------------------------------------------------------------
-    def create(self, name: str, units: int, uid: str | None = None) -> Pod:
+    def create(self, name: str, units: int, uid: str | None = None, *, init: int = 0) -> Pod:
+        """A pod of one container, after an init container if that asks for something, too."""
         self.version += 1
-        container = {"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": str(units)}}}
+        main, before = (
+            {"name": container, "resources": {"limits": {"aliyun.com/gpu-mem": str(amount)}}}
+            for container, amount in (("main", units), ("before", init))
+        )
         self.pods[name] = {
             "metadata": {
                 "name": name,
@@ -94,9 +98,16 @@ class World:
                 "resourceVersion": str(self.version),
                 "annotations": {},
             },
-            "spec": {"containers": [container]},
+            "spec": {"containers": [main], "initContainers": [before] if init else []},
         }
         return self._changed(name)
+
+    def assign(self, name: str) -> None:
+        """The pod's node has said where it is, and the feed has shown it."""
+        self.pods[name]["metadata"]["annotations"][MEM_ASSIGNED] = "true"
+        self.touch(name)
+        while self.feed:
+            self.tell_one()
 
     def get(self, name: str) -> Pod:
         return msgspec.convert(self.pods[name], Pod)

@@ -9,7 +9,7 @@ Nothing here awaits, so choosing a GPU and reserving it is one step for everybod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -70,6 +70,8 @@ class Cluster:
         self.fleet = Fleet()
         self.quarantine = Quarantine()
         """Objects that could not be read, by whoever in this process reads them."""
+        self.on_settled: list[Callable[[], None]] = []
+        """Called when a bound pod was seen to have changed or gone: it may have got its GPU, or left it."""
         self._clock = clock
         self._default_unit = default_unit
         self._nodes: dict[str, Node] = {}
@@ -128,6 +130,11 @@ class Cluster:
             if pod.uid not in self._pods:
                 self._set_pod(replace_struct(pod, metadata=replace_struct(pod.metadata, annotations=None)))
             raise
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self.on_settled:
+            listener()
 
     def _set_pod(self, pod: Pod) -> None:
         old = self._pods.get(pod.uid)
@@ -168,6 +175,7 @@ class Cluster:
         record = self._pods.get(uid)
         if record is not None:
             self._uncharge(record)
+            self._tell()
 
     # --- questions --------------------------------------------------------------------------------
     def request_of(self, pod: Pod) -> PodRequest:

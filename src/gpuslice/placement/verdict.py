@@ -32,6 +32,7 @@ class Code(StrEnum):
     ALREADY_BOUND = "already_bound"
     WRONG_POD = "wrong_pod"
     API_FAILED = "api_failed"
+    HELD = "held_back"
     NOT_READY = "not_ready"
     MIG_UNKNOWN_PROFILE = "mig_profile_unknown"
     MIG_IMPOSSIBLE = "mig_layout_impossible"

@@ -8,6 +8,9 @@ A lost answer (timeout, connection cut, 5xx) says nothing about the pod. The res
 until the truth is known: the pod is read again, and if it is still unbound at the very version that the
 lost request was for, it is changed (`fence`), which kills that request wherever it may still be on its
 way. Only then is the reservation given back: at no moment can two pods be promised the same memory.
+
+A pod that its node could confuse with another waits, its GPU reserved, until the node has said where that
+one is (`turns`): level-triggered by the cluster's state, and never for longer than `HOLD_SECONDS`.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ from typing import Final
 import structlog
 
 from gpuslice import names
-from gpuslice.clock import Clock, rfc3339_micro
+from gpuslice.clock import Clock, happened, rfc3339_micro
+from gpuslice.cluster.handover import is_assigned
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Pod
 from gpuslice.placement.verdict import Code, Verdict
+from gpuslice.scheduler.turns import can_be_confused
 
 TRIES: Final = 3
 """Requests for one bind before its caller is told that it failed."""
@@ -36,6 +41,12 @@ STALE_SECONDS: Final = 90.0
 """A request older than this cannot succeed any more: kube-apiserver ends every request after 60 s."""
 UNCONFIRMED_SECONDS: Final = 60.0
 """A binding that the feed has not shown after that long is looked up (its pod may be gone for good)."""
+HOLD_SECONDS: Final = 60.0
+"""How long a bind waits at most for its turn on its node."""
+ADMISSION_SECONDS: Final = 5.0
+"""How long another waits for a bound pod: kubelet has its ids long before, unless its node has died."""
+ANSWER_SECONDS: Final = 4.0
+"""After that long a caller hears that its pod still waits: kube-scheduler by default gives up after 5 s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -53,6 +64,8 @@ class _Attempt:
     """When the last of them was sent (monotonic seconds)."""
     first: bool = False
     """True if certainly nothing was ever asked of the API server for this pod before."""
+    held: str = ""
+    """Why it waits for its turn, for people; "" if it does not."""
     final: bool = False
     """True once it is known that there will be no other try."""
 
@@ -77,13 +90,23 @@ class Binder:
         self._random = random
         self._attempts: dict[str, _Attempt] = {}
         self._bound: dict[str, _Bound] = {}
+        self._waited_for: dict[str, float] = {}  # uid -> when somebody first waited for it, bound (monotonic)
+        self._turn = asyncio.Event()
+        cluster.on_settled.append(self._next)
 
     async def bind(self, pod: Pod, node: str) -> Verdict:
         """Bind a pod. BOUND also if it was bound to that node before; otherwise the refusal.
 
-        Cancelling the caller does not stop a bind that has begun.
+        Cancelling the caller does not stop a bind that has begun. Nor does the answer HELD, which says that
+        it waits for its turn: whoever asks again hears what became of it.
         """
-        return await asyncio.shield(self.start(pod, node))
+        answer, attempt = self.start(pod, node), self._attempts.get(pod.uid)
+        if attempt is not None and attempt.held:
+            said = asyncio.Event()
+            answer.add_done_callback(lambda _: said.set())
+            if not await happened(said, self._clock, ANSWER_SECONDS) and attempt.held:
+                return Verdict(Code.HELD, attempt.held)
+        return await asyncio.shield(answer)
 
     def start(self, pod: Pod, node: str) -> asyncio.Future[Verdict]:
         """Reserve at once, before anything else runs, and bind in the background.
@@ -104,7 +127,8 @@ class Binder:
             if isinstance(annotations, Verdict):
                 answer.set_result(annotations)
                 return answer
-            work = partial(self._bind, attempt, pod, annotations)
+            work = partial(self._in_turn, attempt, pod, annotations)
+            attempt.held = self._why_held(pod, node)
         self._attempts[pod.uid] = attempt
         attempt.task = asyncio.create_task(self._work(attempt, pod.uid, work), name=f"bind {pod.key}")
         return answer
@@ -118,6 +142,7 @@ class Binder:
     async def audit(self) -> None:
         """One round of `run`."""
         now = self._clock.monotonic()
+        self._waited_for = {uid: at for uid, at in self._waited_for.items() if self._cluster.pod(uid)}
         for uid, bound in list(self._bound.items()):
             record = self._cluster.pod(uid)
             if record is None or not record.assumed:
@@ -146,6 +171,7 @@ class Binder:
             self._answer(attempt, Verdict(Code.API_FAILED, "the binder was stopped"))
             if self._attempts.get(uid) is attempt:
                 del self._attempts[uid]
+            self._next()
 
     async def _after(self, earlier: asyncio.Task[None] | None, attempt: _Attempt, pod: Pod) -> None:
         """Wait for the end of an earlier bind; the pod that the caller knows may be out of date then."""
@@ -160,7 +186,50 @@ class Binder:
         annotations = self._reserve(fresh, attempt.node)
         if isinstance(annotations, Verdict):
             return self._answer(attempt, annotations)
-        return await self._bind(attempt, fresh, annotations)
+        attempt.held = self._why_held(fresh, attempt.node)
+        return await self._in_turn(attempt, fresh, annotations)
+
+    async def _in_turn(self, attempt: _Attempt, pod: Pod, annotations: dict[str, str]) -> None:
+        """Bind when no pod that this one could be confused with is on its way to a GPU of the node."""
+        until = self._clock.monotonic() + HOLD_SECONDS
+        waited = bool(attempt.held)
+        while attempt.held and (left := until - self._clock.monotonic()) > 0:
+            await happened(self._turn, self._clock, min(left, ADMISSION_SECONDS))
+            attempt.held = self._why_held(pod, attempt.node)
+        attempt.held = ""
+        if waited:
+            # Where it was to be may be another's by now, who is there in truth.
+            outcome = self._reserve(pod, attempt.node)
+            if isinstance(outcome, Verdict):
+                return self._answer(attempt, outcome)
+            annotations = outcome
+        return await self._bind(attempt, pod, annotations)
+
+    def _next(self) -> None:
+        """Something has changed: who waits for its turn looks again."""
+        self._turn.set()
+        self._turn = asyncio.Event()
+
+    def _why_held(self, pod: Pod, node: str) -> str:
+        """For whom a pod with a reservation waits, a sentence; "" if it is its turn."""
+        mine = self._cluster.pod(pod.uid)
+        if mine is None or not mine.request.shares:
+            return ""
+        earlier = [uid for uid, attempt in self._attempts.items() if attempt.node == node]
+        if pod.uid in earlier:
+            earlier = earlier[: earlier.index(pod.uid)]
+        now = self._clock.monotonic()
+        for other in self._cluster.pods_on(node):
+            if other.uid == pod.uid or is_assigned(other) or not can_be_confused(mine.request, other.request):
+                continue
+            attempt = self._attempts.get(other.uid)
+            if attempt is not None and attempt.held:
+                ahead = other.uid in earlier
+            else:
+                ahead = now - self._waited_for.setdefault(other.uid, now) < ADMISSION_SECONDS
+            if ahead:
+                return f"waits until {other.key} has its GPU on {node}, which could give it this pod's"
+        return ""
 
     def _reserve(self, pod: Pod, node: str) -> dict[str, str] | Verdict:
         """The annotations to bind with, once the GPUs are reserved; or why not."""

@@ -1,0 +1,115 @@
+"""Pods that their node could confuse are bound one after the other; nobody else waits, and nobody for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+from binder_world import World, settle
+
+from gpuslice.placement.verdict import Code
+from gpuslice.scheduler.binder import ADMISSION_SECONDS, ANSWER_SECONDS, HOLD_SECONDS
+
+
+async def bound(world: World, name: str, units: int, init: int = 0, node: str = "n1") -> None:
+    """A pod that is bound and whose node has not said yet where it is."""
+    bind = asyncio.create_task(world.binder.bind(world.create(name, units, init=init), node))
+    await settle()
+    world.serve()
+    assert (await bind).code is Code.BOUND
+
+
+async def test_a_pod_waits_until_the_one_that_it_could_be_taken_for_has_its_gpu() -> None:
+    world = World()
+    await bound(world, "first", 3, init=2)
+    answer = world.binder.start(world.create("second", 2), "n1")
+    await settle()
+    assert not world.waiting
+    assert world.cluster.pod(world.get("second").uid), "its GPU is reserved meanwhile"
+    world.assign("first")
+    await settle()
+    world.serve()
+    assert (await answer).code is Code.BOUND
+
+
+async def test_whoever_came_first_is_bound_first() -> None:
+    world = World()
+    await bound(world, "first", 3, init=2)
+    answers = [world.binder.start(world.create(name, 3, init=2), "n1") for name in ("second", "third")]
+    await settle()
+    for name, before, answer in zip(("second", "third"), ("first", "second"), answers, strict=True):
+        world.assign(before)
+        await settle()
+        (request,) = world.waiting
+        assert request.body["metadata"]["name"] == name
+        world.serve()
+        assert (await answer).code is Code.BOUND
+
+
+async def test_the_end_of_the_pod_that_is_waited_for_is_enough() -> None:
+    world = World()
+    await bound(world, "first", 3, init=2)
+    world.binder.start(world.create("second", 2), "n1")
+    await settle()
+    world.delete("first")
+    while world.feed:
+        world.tell_one()
+    await settle()
+    assert len(world.waiting) == 1
+
+
+async def test_nobody_waits_on_another_node_or_for_another_size_or_among_plain_pods() -> None:
+    world = World()
+    await bound(world, "first", 3, init=2)
+    await bound(world, "elsewhere", 2, node="n2")
+    await bound(world, "larger", 5)
+    await bound(world, "larger-too", 5)
+
+
+async def test_a_pod_whose_node_says_nothing_is_not_waited_for_for_long() -> None:
+    """Neither by the first that comes after it, nor by each one anew."""
+    world = World()
+    await bound(world, "first", 3, init=2)
+    world.binder.start(world.create("second", 2), "n1")
+    await settle()
+    assert not world.waiting
+    world.clock.advance(ADMISSION_SECONDS)
+    await settle()
+    world.serve()
+    await settle()
+    world.clock.advance(ADMISSION_SECONDS)
+    await bound(world, "third", 2)
+
+
+async def test_a_long_row_of_pods_is_not_waited_for_for_ever() -> None:
+    world = World()
+    await bound(world, "first", 1, init=1)
+    count = int(HOLD_SECONDS / ADMISSION_SECONDS) + 4
+    answers = [world.binder.start(world.create(f"p{n}", 1, init=1), "n1") for n in range(count)]
+    await settle(40)
+    for _ in range(int(HOLD_SECONDS / ADMISSION_SECONDS)):
+        world.clock.advance(ADMISSION_SECONDS)
+        await settle(40)
+        while world.waiting:
+            world.serve()
+            await settle(40)
+    assert all(answer.done() for answer in answers)
+
+
+async def test_a_caller_hears_in_time_that_its_pod_waits_and_may_ask_again() -> None:
+    """kube-scheduler tries again what failed; the bind goes on meanwhile."""
+    world = World()
+    await bound(world, "first", 3, init=2)
+    pod = world.create("second", 2)
+    asked = asyncio.create_task(world.binder.bind(pod, "n1"))
+    await settle()
+    world.clock.advance(ANSWER_SECONDS)
+    verdict = await asked
+    assert verdict.code is Code.HELD
+    assert "default/first" in verdict.message
+    again = asyncio.create_task(world.binder.bind(pod, "n1"))
+    await settle()
+    world.assign("first")
+    await settle()
+    world.serve()
+    assert (await again).code is Code.BOUND
+    assert world.posts == 2
