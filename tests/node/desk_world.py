@@ -26,6 +26,9 @@ from gpuslice.node.ledger import Ledger
 from gpuslice.node.podfolders import PodFolders
 from gpuslice.node.slicefiles import SliceFolders
 
+ANNOTATIONS_LIMIT = 262_144
+"""The API server's, in bytes of keys and values."""
+
 
 class Api:
     """A transport that counts what it is asked and answers from a list of pods."""
@@ -49,7 +52,12 @@ class Api:
             patch = msgspec.json.decode(body or b"")["metadata"]
             if patch["uid"] != pod["metadata"]["uid"]:
                 return Response(409, b'{"message": "uid mismatch"}')
-            pod["metadata"]["annotations"] |= patch["annotations"]
+            merged = {**pod["metadata"]["annotations"], **patch["annotations"]}
+            merged = {key: value for key, value in merged.items() if value is not None}
+            if sum(len(key) + len(value) for key, value in merged.items()) > ANNOTATIONS_LIMIT:
+                said = "metadata.annotations: Too long: may not be more than 262144 bytes"
+                return Response(422, msgspec.json.encode({"code": 422, "reason": "Invalid", "message": said}))
+            pod["metadata"]["annotations"] = merged
         return Response(200, msgspec.json.encode(pod))
 
     def add(self, name: str, uid: str, amount: int, resource: str = names.GPU_MEM) -> Pod:
@@ -86,6 +94,8 @@ class Bench:
         self.api, self.lister = Api(), Lister()
         self.problem = ""
         self.complete = True
+        self.told: list[tuple[str, str]] = []
+        """What was said to the owners of pods."""
         self.folder, self.pods = folder / "slices", folder / "pods"
         self.pods.mkdir()
         self.clock = clock or SystemClock()
@@ -104,6 +114,7 @@ class Bench:
             isolation_disabled=lambda: True,
             differs=self.differs,
             complete=lambda: self.complete,
+            tell=lambda pod, sentence: self.told.append((pod.key, sentence)),
             clock=self.clock,
             random=lambda: 0.5,
         )

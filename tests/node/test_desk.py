@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from agent_world import GPUS
 from builders import StoppedClock
-from desk_world import Bench
+from desk_world import ANNOTATIONS_LIMIT, Bench
 
 from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
@@ -101,6 +101,70 @@ async def test_a_pod_made_anew_under_the_same_name_is_told_apart(bench: Bench) -
     bench.api.add("same", "new", 5)
     await bench.desk.pre_start(names.GPU_MEM, ids)
     assert [entry["uid"] for entry in bench.slices()] == ["new"]
+
+
+def full(bench: Bench, name: str, lies: dict[str, str]) -> None:
+    """Fill a pod's annotations up to the API server's limit, some of ours among them."""
+    annotations = bench.api.pods[name]["metadata"]["annotations"]
+    annotations |= lies
+    used = sum(len(key) + len(value) for key, value in annotations.items())
+    annotations["filling"] = "x" * (ANNOTATIONS_LIMIT - used - len("filling"))
+    bench.desk.set_pod(bench.api.pod(name))
+
+
+async def test_full_annotations_do_not_keep_a_lie_from_being_corrected(bench: Bench) -> None:
+    """What repeats the record for gpushare's clients gives way to the record."""
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    ids = await bench.admit(5)
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.lister.held = {"a": ids}
+    full(
+        bench,
+        "a",
+        {names.ALLOCATION: "{}", names.GPUSHARE_ALLOCATION: '{"0":{"1":5}}', names.MEM_IDX: "1" * 99},
+    )
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    annotations = bench.api.pods["a"]["metadata"]["annotations"]
+    assert annotations[names.ALLOCATION] == f'{{"c":{{"{GPUS[0].uuid}":5120}}}}'
+    assert not {names.GPUSHARE_ALLOCATION, names.MEM_IDX} & annotations.keys()
+    assert bench.told == []
+
+
+async def test_a_container_whose_gpus_cannot_be_recorded_does_not_start(bench: Bench) -> None:
+    """Others would be promised its room. It starts as soon as its annotations are shortened."""
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    ids = await bench.admit(5)
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.lister.held = {"a": ids}
+    full(bench, "a", {names.ALLOCATION: "{}"})
+    with pytest.raises(RpcError, match="leave no room for the record of the GPUs"):
+        await bench.desk.pre_start(names.GPU_MEM, ids)
+    ((who, sentence),) = bench.told
+    assert (who, "Too long" in sentence) == ("default/a", True)
+    assert bench.slices() == []
+    del bench.api.pods["a"]["metadata"]["annotations"]["filling"]
+    bench.desk.set_pod(bench.api.pod("a"))
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    assert [entry["uid"] for entry in bench.slices()] == ["u1"]
+
+
+@pytest.mark.parametrize("spread", ["0", "-1", "2", "9" * 4301])
+async def test_a_running_pod_whose_spread_is_edited_keeps_what_it_has(bench: Bench, spread: str) -> None:
+    """Its containers may start again, and nobody else is given their ids; nor after a restart of the agent."""
+    bench.desk.set_pod(bench.api.add("a", "u1", 5))
+    ids = await bench.admit(5)
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.lister.held = {"a": ids}
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    bench.api.pods["a"]["metadata"]["annotations"][names.SHARES_ACROSS] = spread
+    bench.desk.set_pod(bench.api.pod("a"))
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    bench.start()
+    bench.desk.set_pod(bench.api.pod("a"))
+    await bench.desk.reconcile(fresh=True)
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    bench.desk.set_pod(bench.api.add("b", "u2", 5))
+    assert not set(await bench.admit(5)) & set(ids)
 
 
 async def test_a_start_whose_ids_two_pods_have_is_refused(bench: Bench) -> None:

@@ -68,6 +68,8 @@ async def _explain(kubeconfig: Path | None, namespace: str, name: str) -> Explan
 
     async with connected(kubeconfig) as client:
         pod = await client.get(Pod, name, namespace)
-        nodes = (await client.list(Node)).items
-        pods = (await client.list(Pod)).items
-        return explain_pod(pod, await read_cluster(client, nodes, pods), nodes, pods)
+        nodes, pods = await client.list(Node), await client.list(Pod)
+        cluster = await read_cluster(client, nodes, pods)
+    for sentence in cluster.quarantine.sentences():
+        click.echo(sentence, err=True)
+    return explain_pod(pod, cluster, nodes.items, pods.items)

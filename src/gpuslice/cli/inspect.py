@@ -65,4 +65,7 @@ async def _views(kubeconfig: Path | None, node: str | None) -> list[NodeView]:
     from gpuslice.kube.http import connected
 
     async with connected(kubeconfig) as client:
-        return await read_views(client, node)
+        views, unreadable = await read_views(client, node)
+    for sentence in unreadable:
+        click.echo(sentence, err=True)
+    return views

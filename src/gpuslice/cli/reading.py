@@ -2,52 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.records import NodeView
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
-from gpuslice.kube.client import Client
-from gpuslice.kube.wire import ConfigMap, Node, Pod
+from gpuslice.kube.client import Client, Listing
+from gpuslice.kube.decoding import Broken
+from gpuslice.kube.wire import ConfigMap, KubeObject, Node, Pod
 from gpuslice.units import GIB, MemoryUnit, parse_count
+
+K = TypeVar("K", bound=KubeObject)
 
 LARGEST_GIB = 100
 """gpushare's rule for its nodes, which do not say what a unit is: more units per GPU than this are MiB."""
 
 
-async def read_views(client: Client, node: str | None) -> list[NodeView]:
-    """The nodes that have GPUs, by name; with `node` that one, whatever it has. Raises NotFound."""
+async def read_views(client: Client, node: str | None) -> tuple[list[NodeView], list[str]]:
+    """The nodes that have GPUs, by name, and a sentence for each object that cannot be read.
+
+    With `node` that one, whatever it has. Raises NotFound.
+    """
     if node is None:
-        nodes = (await client.list(Node)).items
-        pods = (await client.list(Pod)).items
+        nodes, pods = await client.list(Node), await client.list(Pod)
     else:
-        nodes = [await client.get(Node, node)]
-        pods = (await client.list(Pod, field_selector=f"spec.nodeName={node}")).items
+        nodes = Listing([await client.get(Node, node)], "")
+        pods = await client.list(Pod, field_selector=f"spec.nodeName={node}")
     cluster = await read_cluster(client, nodes, pods)
-    return [view for view in cluster.snapshots() if node is not None or view.gpus or view.problem]
+    views = [view for view in cluster.snapshots() if node is not None or view.gpus or view.problem]
+    return views, cluster.quarantine.sentences()
 
 
-async def read_cluster(client: Client, nodes: Sequence[Node], pods: Sequence[Pod]) -> Cluster:
+async def read_cluster(client: Client, nodes: Listing[Node], pods: Listing[Pod]) -> Cluster:
     """What the scheduler would remember of these objects."""
     marks = await client.list(ConfigMap, names.UNHEALTHY_NAMESPACE)
-    return cluster_of(nodes, pods, marks.items)
+    return cluster_of(nodes.items, pods.items, marks.items, (*nodes.broken, *pods.broken, *marks.broken))
 
 
-def cluster_of(nodes: Sequence[Node], pods: Sequence[Pod], marks: Sequence[ConfigMap]) -> Cluster:
-    """The same of objects that have been read already; `marks`: the ConfigMaps of kube-system."""
+def cluster_of(
+    nodes: Sequence[Node],
+    pods: Sequence[Pod],
+    marks: Sequence[ConfigMap],
+    broken: Sequence[Broken[Any]] = (),
+) -> Cluster:
+    """The same of objects that have been read already; `marks`: the ConfigMaps of kube-system.
+
+    `broken`: what does not decode. It is in the cluster's quarantine, with what else cannot be read.
+    """
     cluster = Cluster(clock=SystemClock(), default_unit=_unit_of_gpushare(nodes))
     for config in marks:
         if config.name.startswith(names.UNHEALTHY_PREFIX):
             text = (config.data or {}).get(names.UNHEALTHY_KEY)
             cluster.set_unhealthy(config.name.removeprefix(names.UNHEALTHY_PREFIX), text)
     for node in nodes:
-        cluster.set_node(node)
+        _tell(cluster, cluster.set_node, node)
     # Pods whose GPU is recorded first, so that the others are counted where room really is.
     for pod in sorted(pods, key=lambda pod: (names.ALLOCATION not in pod.annotations, pod.key)):
-        cluster.set_pod(pod)
+        _tell(cluster, cluster.set_pod, pod)
+    for one in broken:
+        if isinstance(one.object, Pod):
+            _tell(cluster, cluster.set_pod, one.object)  # what it holds on its node is not free
+        cluster.quarantine.hold(one.object, one.problem)
     return cluster
+
+
+def _tell(cluster: Cluster, change: Callable[[K], None], obj: K) -> None:
+    try:
+        change(obj)
+    except Exception as error:  # a command shows the others all the same
+        cluster.quarantine.hold(obj, error)
 
 
 def _unit_of_gpushare(nodes: Sequence[Node]) -> MemoryUnit:

@@ -79,9 +79,13 @@ class Quarantine:
         """How many there are, by kind. For metrics."""
         return Counter(kind for kind, _ in self._held)
 
+    def held(self) -> list[tuple[str, str, str]]:
+        """Kind, key and reason of each."""
+        return sorted((kind, key, why) for (kind, key), (_, why) in self._held.items())
+
     def sentences(self) -> list[str]:
         """One for each, for people."""
-        return [f"{kind} {key} cannot be read: {why}" for (kind, key), (_, why) in sorted(self._held.items())]
+        return [f"{kind} {key} cannot be read: {why}" for kind, key, why in self.held()]
 
 
 def _where(problem: Exception | str) -> str:

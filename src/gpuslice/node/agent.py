@@ -25,8 +25,9 @@ from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.gate import Gate
+from gpuslice.kube.quarantine import Quarantine
 from gpuslice.kube.reflector import Reflector
-from gpuslice.kube.wire import Node, Pod
+from gpuslice.kube.wire import Node, ObjectMeta, Pod
 from gpuslice.node.backend import DeviceBackend
 from gpuslice.node.desk import Desk
 from gpuslice.node.deviceids import check_unit
@@ -102,6 +103,7 @@ class Agent:
         self._stations: tuple[Station, ...] = ()
         self._ledger: Ledger | None = None
         self._lacks = "starting"
+        self._quarantine = Quarantine()
 
     def waits_for(self) -> str:
         """Why it is not ready, "" once kubelet has the plugins and the ledger is complete."""
@@ -110,7 +112,9 @@ class Agent:
 
     async def metrics(self) -> bytes:
         """The text for Prometheus."""
-        return render(self._ledger.gpus, self._ledger.held()) if self._ledger is not None else b""
+        if self._ledger is None:
+            return b""
+        return render(self._ledger.gpus, self._ledger.held(), self._quarantine.counts())
 
     async def run(self) -> None:
         """For ever. Raises InputError if the unit is too fine, a socket is taken, or by `Handing.publish`."""
@@ -141,6 +145,13 @@ class Agent:
             random=self._random,
         )
         daemon = FeatureDaemon(node.check)
+        recorder = self._recorder()
+        self._quarantine.record_by(recorder)
+
+        def tell(pod: NodePod, sentence: str) -> None:
+            meta = ObjectMeta(name=pod.name, namespace=pod.namespace, uid=pod.uid)
+            recorder.record(Pod(metadata=meta), "Warning", "AnnotationsFull", sentence)
+
         desk = Desk(
             self._client,
             self._node,
@@ -153,6 +164,7 @@ class Agent:
             complete=lambda: pods.whole,
             handing=self._handing,
             simulated=self._simulated,
+            tell=tell,
             clock=self._clock,
             random=self._random,
         )
@@ -171,11 +183,12 @@ class Agent:
             on_set=set_pod,
             on_drop=drop_pod,
             field_selector=f"spec.nodeName={self._node}",
+            quarantine=self._quarantine,
+            salvage=lambda _pod: True,  # it is on this node, and what it holds is not free
             clock=self._clock,
             random=self._random,
         )
         mig = self._manager(desk, Gate(pods))
-        recorder = self._recorder()
         news = self._news(desk, recorder)
 
         def set_node(seen: Node) -> None:
@@ -195,6 +208,7 @@ class Agent:
             on_set=set_node,
             on_drop=drop_node,
             field_selector=f"metadata.name={self._node}",
+            quarantine=self._quarantine,
             clock=self._clock,
             random=self._random,
         )

@@ -34,7 +34,7 @@ from gpuslice.node.kubeletmessages import ContainerAllocation, Device, Mount, Po
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod, read_pod
 from gpuslice.node.podfolders import PodFolders
-from gpuslice.node.publish import PodPublisher
+from gpuslice.node.publish import NoRoom, PodPublisher
 from gpuslice.node.slicefiles import GpuPart, SliceFile, SliceFolders
 from gpuslice.node.standin import IN_CONTAINER, NAME, script
 from gpuslice.node.started import Started, Starts
@@ -77,6 +77,7 @@ class Desk:
         handing: Handing = PLAIN,
         simulated: Callable[[], Found] | None = None,
         complete: Callable[[], bool] = lambda: True,
+        tell: Callable[[NodePod, str], None] = lambda _pod, _sentence: None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -87,6 +88,7 @@ class Desk:
             find=self.pods.get,
             ledger=ledger,
             on_pod=self.set_pod,
+            tell=tell,
             clock=clock,
             random=random,
         )
@@ -340,6 +342,9 @@ class Desk:
                 await self.publisher.publish(uid)
         except (NotFound, Conflict):
             return False
+        except NoRoom as error:
+            # Where it is must be known before it runs: others would be promised that room.
+            raise RpcError(RpcCode.FAILED_PRECONDITION, str(error)) from error
         except (Unavailable, ApiError, TimeoutError):
             pass  # it is checked again
         return True

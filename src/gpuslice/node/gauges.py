@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
@@ -11,8 +11,8 @@ from gpuslice.node.holdings import Held
 LABELS = ("gpu", "uuid", "model")
 
 
-def render(gpus: NodeGpus, held: Iterable[Held]) -> bytes:
-    """The text that /metrics answers: four gauges per GPU."""
+def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) -> bytes:
+    """The text that /metrics answers: four gauges per GPU, and how many API objects could not be read."""
     # Not before somebody asks: an agent that starts is waited for.
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -23,6 +23,11 @@ def render(gpus: NodeGpus, held: Iterable[Held]) -> bytes:
     )
     containers = Gauge("gpuslice_gpu_containers", "Containers on the GPU.", LABELS, registry=registry)
     healthy = Gauge("gpuslice_gpu_healthy", "1 if the GPU can be given out.", LABELS, registry=registry)
+    broken = Gauge(
+        "gpuslice_unreadable_objects", "API objects that could not be read.", ["kind"], registry=registry
+    )
+    for kind, number in unreadable.items():
+        broken.labels(kind).set(number)
     holdings = tuple(held)
     for gpu in gpus.gpus:
         labels = (str(gpu.index), gpu.uuid, gpu.model)

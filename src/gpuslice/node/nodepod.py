@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuslice import names
 from gpuslice.cluster.annotations import decode_allocation, recorded_spread
@@ -47,6 +47,18 @@ def read_pod(pod: Pod, gpus: NodeGpus, known: NodePod | None = None) -> NodePod:
 
     `known`: what was read of it before. Of annotations that have become unreadable since, that still counts.
     """
+    try:
+        return _read(pod, gpus, known)
+    except Exception as error:  # nobody foresaw it: what was known stays, and a stranger is given nothing
+        if known is not None:
+            return replace(known, alive=not has_ended(pod))
+        problem = f"{type(error).__name__}: {error}"[:200]
+        return NodePod(
+            pod.uid, pod.namespace, pod.name, PodRequest(), alive=not has_ended(pod), problem=problem
+        )
+
+
+def _read(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> NodePod:
     problem, request = "", PodRequest()
     try:
         request = read_given(pod.spec, pod.annotations, _spread(pod, known))

@@ -19,6 +19,7 @@ from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.labels import stale
 from gpuslice.errors import ApiError, Conflict, NotFound, Unavailable
 from gpuslice.kube.client import Client
+from gpuslice.kube.quarantine import reason
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.node.holdings import Held
 from gpuslice.node.keeping import BACKOFF, keep_written
@@ -29,6 +30,13 @@ from gpuslice.requests.pod import Role
 
 GFD_TIMESTAMP: Final = "nvidia.com/gfd.timestamp"
 """The label by which NVIDIA's own feature discovery is known; it stays when that has gone."""
+
+OTHERS: Final = frozenset({*names.GPUSHARE_ANNOTATIONS, names.GPUSHARE_ALLOCATION})
+"""Annotations of ours that repeat what `gpuslice.io/allocation` says, for gpushare's clients."""
+NO_ROOM: Final = (
+    "the pod's annotations leave no room for the record of the GPUs that it was given; shorten some of them "
+    "({error})"
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -85,8 +93,17 @@ def corrections(pod: NodePod, ledger: Ledger, *, now_ns: int) -> Mapping[str, st
     return changes | dict.fromkeys(sorted(stale))
 
 
+class NoRoom(ApiError):
+    """Where a pod is cannot be written into its annotations: others fill them up."""
+
+
+def _is_too_long(error: ApiError) -> bool:
+    """True for the API server's limit of 262,144 bytes of annotations."""
+    return error.status == 422 and "annotations" in str(error) and "Too long" in str(error)
+
+
 class PodPublisher:
-    """Keeps the annotations of this node's pods true."""
+    """Keeps the annotations of this node's pods true. `tell` says to the pod's owner what prevents it."""
 
     def __init__(
         self,
@@ -95,6 +112,7 @@ class PodPublisher:
         find: Callable[[str], NodePod | None],
         ledger: Ledger,
         on_pod: Callable[[Pod], None],
+        tell: Callable[[NodePod, str], None] = lambda _pod, _sentence: None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -102,6 +120,7 @@ class PodPublisher:
         self._find = find
         self._ledger = ledger
         self._on_pod = on_pod
+        self._tell = tell
         self._clock = clock
         self._random = random
         self._dirty: dict[str, None] = {}
@@ -113,14 +132,40 @@ class PodPublisher:
         self._wake.set()
 
     async def publish(self, uid: str) -> None:
-        """Make one pod's annotations true. Raises Unavailable, or ApiError (Conflict: another pod)."""
+        """Make one pod's annotations true.
+
+        Raises Unavailable, or ApiError: Conflict if it is another pod, NoRoom if its annotations are full.
+        """
         pod = self._find(uid)
         if pod is None or not pod.alive:
             return
         changes = corrections(pod, self._ledger, now_ns=self._clock.now_ns())
         if not changes:
             return
-        body = {"metadata": {"uid": uid, "annotations": changes}}
+        try:
+            await self._write(pod, changes)
+        except ApiError as error:
+            if not _is_too_long(error):
+                raise
+        else:
+            return
+        # Somebody has filled the pod's annotations up. Of ours only the authoritative one must be there.
+        lean: dict[str, str | None] = dict.fromkeys(sorted(OTHERS & pod.annotations.keys()))
+        if names.ALLOCATION in changes:
+            lean[names.ALLOCATION] = changes[names.ALLOCATION]
+        if not lean:
+            return
+        try:
+            await self._write(pod, lean)
+        except ApiError as error:
+            if not _is_too_long(error):
+                raise
+            sentence = NO_ROOM.format(error=str(error)[:200])
+            self._tell(pod, sentence)
+            raise NoRoom(error.status, sentence, reason=error.reason) from error
+
+    async def _write(self, pod: NodePod, changes: Mapping[str, str | None]) -> None:
+        body = {"metadata": {"uid": pod.uid, "annotations": changes}}
         self._on_pod(await self._client.patch(Pod, pod.name, body, pod.namespace))
 
     async def run(self) -> None:
@@ -138,6 +183,8 @@ class PodPublisher:
                     continue  # it is gone: the watch will say so
                 except (Unavailable, ApiError) as error:
                     failed[uid] = str(error)
+                except Exception as error:  # one pod must not keep the others' records from being true
+                    _log.error("a pod's annotations cannot be corrected", uid=uid, error=reason(error))
             if not failed:
                 failures = 0
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from gpuslice import names
 from gpuslice.cli.doctor.objects import (
@@ -25,6 +25,7 @@ from gpuslice.cli.reading import cluster_of
 from gpuslice.cluster.records import NodeView
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
+from gpuslice.kube.decoding import Broken
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import ConfigMap, Event
 from gpuslice.requests.pod import PodRequest
@@ -70,13 +71,15 @@ class Facts:
     """URL -> what answers there."""
     last_words: Mapping[str, str] = field(default_factory=dict)
     """namespace/name of a pod of ours that fails -> the last line of its log."""
+    broken: tuple[Broken[Any], ...] = ()
+    """Objects that do not decode."""
     blind: Mapping[str, str] = field(default_factory=dict)
     """Plural of a kind that could not be read -> the API server's sentence."""
 
     @cached_property
     def cluster(self) -> Cluster:
         """The scheduler's own accounting of these nodes and pods."""
-        return cluster_of(self.nodes, self.pods, self.marks)
+        return cluster_of(self.nodes, self.pods, self.marks, self.broken)
 
     @cached_property
     def views(self) -> Mapping[str, NodeView]:

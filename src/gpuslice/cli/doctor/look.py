@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,6 +32,7 @@ from gpuslice.cli.doctor.objects import (
 from gpuslice.cli.doctor.ours import failure
 from gpuslice.errors import ApiError, GpuSliceError, NotFound
 from gpuslice.kube.client import Client
+from gpuslice.kube.decoding import Broken
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import ConfigMap, Event, KubeObject
 
@@ -72,25 +73,29 @@ async def look(client: Client) -> Facts:
         configs=await reader.named(ConfigMap, [key for one in facts.schedulers for key in one.configs]),
         served={url: await served(url) for url in sorted(urls)},
         last_words=await _last_words(client, facts),
+        broken=tuple(reader.broken),
         blind=reader.blind,
     )
 
 
 class _Reader:
-    """Remembers what it was not allowed to read."""
+    """Remembers what it was not allowed to read, and what does not decode."""
 
     def __init__(self, client: Client) -> None:
         self.blind: dict[str, str] = {}
+        self.broken: list[Broken[Any]] = []
         self._client = client
 
     async def list(self, kind: type[K], namespace: str | None = None) -> tuple[K, ...]:
         try:
-            return tuple((await self._client.list(kind, namespace)).items)
+            listing = await self._client.list(kind, namespace)
         except NotFound:
             return ()
         except ApiError as error:
             self._forgive(kind.resource.plural, error)
             return ()
+        self.broken += listing.broken
+        return tuple(listing.items)
 
     async def named(self, kind: type[K], keys: Iterable[str]) -> dict[str, K]:
         """Those of these objects (namespace/name) that exist."""
