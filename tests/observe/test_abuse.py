@@ -37,6 +37,7 @@ SMALL = Limits(
     idle_seconds=8,
     write_seconds=4,
     linger_seconds=1,
+    linger_bytes=6_000_000,
 )
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -270,6 +271,17 @@ async def test_a_refused_client_reads_why_although_it_still_sends() -> None:
         assert (await one.answer()).startswith("413 ")
         await here.clock.look(3)
         assert await one.closed()
+
+
+async def test_a_refused_client_is_not_listened_to_for_ever() -> None:
+    """Not even for the seconds that it has to read why."""
+    async with site() as here:
+        one = await here.client()
+        one.send(b"POST / HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            while True:
+                one.send(b"a" * 100_000)
+                await one.writer.drain()
 
 
 async def test_an_answer_that_does_not_wait_for_the_body_leaves_the_limits_in_force() -> None:

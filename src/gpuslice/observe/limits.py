@@ -43,6 +43,8 @@ class Limits:
     """How long a client may take none of its answer."""
     linger_seconds: int = 2
     """How long one that was refused is listened to, so that it reads why instead of a reset connection."""
+    linger_bytes: int = 16 * MIB
+    """How much of it."""
 
 
 class Part(Enum):
@@ -97,6 +99,7 @@ class Connection(HttpToolsProtocol):
         self._between = 0  # bytes since the last piece of the body: chunk extensions, trailers
         self._unsent = 0
         self._stuck = 0  # looks since the client has taken anything
+        self._unread = 0  # bytes that came after a refusal
 
     # --- what it waits for ------------------------------------------------------------------------
     @property
@@ -188,7 +191,11 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser, within the limits."""
         if self._over:
-            return  # it was refused, and reads the answer at its leisure
+            # It was refused, and reads the answer at its leisure.
+            self._unread += len(data)
+            if self._unread > self._limits.linger_bytes:
+                self.abort()
+            return
         before, requests, body = self._reading, self._requests, self._body
         try:
             self._feed(data)
