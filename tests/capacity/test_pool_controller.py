@@ -120,6 +120,7 @@ class Follows:
     """A replica that does not lead, until it is told to."""
 
     leads = False
+    why = "another one does"
 
 
 @asynccontextmanager

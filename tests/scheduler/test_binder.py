@@ -179,6 +179,7 @@ async def test_who_leads_no_more_does_not_try_again() -> None:
 
     class Former:
         leads = False
+        why = ""
 
         async def run(self) -> None:
             return

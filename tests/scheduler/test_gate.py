@@ -336,6 +336,7 @@ async def test_nobody_decides_while_a_list_is_not_followed(lost: str) -> None:
 
 class Leader:
     leads = True
+    why = "replica-2 holds the Lease"
 
     async def run(self) -> None:
         return
@@ -351,7 +352,7 @@ async def test_a_replica_that_does_not_lead_decides_nothing_and_shows_everything
         await s.provoke()
         await s.clock.sleep(5)
         answers = await s.ask(listening)
-        assert answers["filter"][1]["Error"] == "this replica does not lead: another one decides"
+        assert answers["filter"][1]["Error"] == "this replica does not lead: replica-2 holds the Lease"
         assert [answers[verb][0] for verb in VERBS[1:]] == [503, 503, 503]
         assert answers["inspect"][0] == 200
         assert not any((await s.acted()).values())

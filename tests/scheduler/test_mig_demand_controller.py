@@ -28,6 +28,8 @@ A100 = geometry_of("A100-40")
 class Waiting:
     """A replica that does not lead yet."""
 
+    why = "another one does"
+
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.its_turn = False

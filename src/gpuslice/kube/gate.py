@@ -61,8 +61,9 @@ class Gate:
         """Why nothing may be decided now; "" if it may."""
         if why := self.incomplete():
             return why
-        leads = self.leadership.leads and (self._beside is None or self._beside.leadership.leads)
-        return "" if leads else "this replica does not lead: another one decides"
+        if not self.leadership.leads:
+            return f"this replica does not lead: {self.leadership.why}"
+        return self._beside.closed() if self._beside is not None else ""
 
     async def opened(self, clock: Clock) -> None:
         """Wait until something may be decided."""
