@@ -224,6 +224,15 @@ def test_what_the_device_plugin_says_is_not_said_by_the_pod(variable: str) -> No
     assert warning.startswith(f"container 'gpu': env {variable} was removed; ")
 
 
+def test_tens_of_thousands_of_them_are_not_taken_out_one_by_one() -> None:
+    """The API server's work for that grows with the square of their number."""
+    many = [{"name": VISIBLE, "value": "all"}] * 101
+    said = "container 'c' sets variables of the device plugin more than 100 times; leave them out"
+    assert refused(pod(container(env=many))) == f"spec.containers[0].env: {said}"
+    assert refused(pod(container(env=many, resources=asking()))) == f"spec.containers[0].env: {said}"
+    assert only(pod(container(env=many[1:]))) == {VISIBLE: "void"}
+
+
 FROM = {"configMapRef": {"name": "settings"}}
 
 

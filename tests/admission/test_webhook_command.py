@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from gpuslice.admission.rotating import Secret
+from gpuslice.admission.visibility import EnvFrom, Rules
+from gpuslice.admission.webhook import webhook_app
 from gpuslice.cli.webhook import WebhookOptions, webhook_options
 from gpuslice.cli.webhookserver import Webhook
 from gpuslice.clock import SystemClock
@@ -55,6 +59,37 @@ def test_the_options_arrive_as_one_and_leave_others_alone() -> None:
     given = CliRunner().invoke(command, [*arguments.split(), "--certificate-name", "m"])
     options = WebhookOptions(":1", Path("/x"), ("a", "b"), ("n", "m"), None)
     assert given.output == f"None {options}\n"
+
+
+def test_what_an_administrator_chooses_arrives() -> None:
+    arguments = "--webhook :1 --webhook-certificate /x --env-from resolve --no-hide-gpus"
+    options = WebhookOptions(
+        ":1", Path("/x"), None, (), None, rules=Rules(env_from=EnvFrom.RESOLVE, hide=False)
+    )
+    assert CliRunner().invoke(command, arguments.split()).output == f"None {options}\n"
+
+
+async def test_the_choice_is_the_webhooks_answer() -> None:
+    """As it is asked over HTTP."""
+    pod = {"spec": {"containers": [{"name": "c"}]}}
+    question = json.dumps({"request": {"uid": "u", "kind": {"kind": "Pod"}, "object": pod}}).encode()
+    scope = {"type": "http", "method": "POST", "path": "/mutate"}
+
+    async def answered(rules: Rules) -> dict[str, object]:
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": question, "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await webhook_app(rules)(scope, receive, send)
+        response: dict[str, object] = json.loads(sent[-1]["body"])["response"]
+        return response
+
+    assert "patch" in await answered(Rules())
+    assert "patch" not in await answered(Rules(hide=False))
 
 
 async def test_it_serves_as_soon_as_there_is_a_secret_to_keep_the_certificate_in(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_doctor_sees_three_faults_at_once_and_says_what_mends_them(gpus: Install
     assert not {code for code, finding in codes(cluster).items() if finding["level"] == "error"}
 
 
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
 VOID = {names.VISIBLE_DEVICES: "void"}
 
 
@@ -145,6 +146,21 @@ def test_what_is_admitted_with_our_webhook_and_what_without(gpus: Installation) 
     cluster.kubectl(*debug)
     (ephemeral,) = cluster.get("pods", "l")["spec"]["ephemeralContainers"]
     assert ephemeral["env"] == [{"name": names.VISIBLE_DEVICES, "value": "void"}]
+
+    cluster.kubectl("label", "namespace", "default", f"{POD_SECURITY}=baseline")
+    try:
+        for spec in (
+            {"securityContext": {"privileged": True}},
+            {"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}},
+        ):
+            assert 'violates PodSecurity "baseline' in admitted(cluster, candidate("m", **spec))
+        mounts = candidate("n")
+        mounts["spec"]["volumes"] = [{"name": "gpu", "hostPath": {"path": "/dev/nvidia0"}}]
+        said = admitted(cluster, mounts)
+        assert 'violates PodSecurity "baseline' in said
+        assert admitted(cluster, candidate("o", 1)) == [{}], "who asks has nothing to do with it"
+    finally:
+        cluster.kubectl("label", "namespace", "default", f"{POD_SECURITY}-")
 
     scale = ("scale", "deployment", f"--namespace={gpus.namespace}", f"{gpus.full}-scheduler")
     cluster.kubectl(*scale, "--replicas=0")

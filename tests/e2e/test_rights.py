@@ -128,6 +128,17 @@ TENANTS: list[tuple[str, Object, str]] = [
     (f"{PODS}/here", possessed(names.ALLOCATION, None), HELD + names.ALLOCATION),
     (f"{PODS}/here", possessed(names.SHARES_ACROSS, "0"), "can be set only before it is bound"),
     (f"{PODS}/waits", possessed(names.SHARES_ACROSS, "2"), ""),
+    *(
+        (f"{PODS}/here", possessed(key, value), f"leave out annotation {key}")
+        for key in ("cdi.k8s.io/mine", "nvidia.cdi.k8s.io/mine")
+        for value in (
+            "nvidia.com/gpu=all",
+            "k8s.device-plugin.nvidia.com/gpu=GPU-1",
+            "all",
+            "a.example/x=1,0",
+        )
+    ),
+    (f"{PODS}/here", possessed("cdi.k8s.io/mine", "vendor.example/nic=eth1, b.example/y=2"), ""),
     (f"{PODS}/here", possessed("mine", "x"), ""),
     (f"{PODS}/here", labelled("app", "other"), ""),
 ]

@@ -96,6 +96,9 @@ async def test_a_database_brings_the_objects_back_and_admission_with_them(tmp_pa
         )  # fmt: skip
         assert ran.code == 0, ran.err
         assert "NVIDIA_VISIBLE_DEVICES was removed" in ran.err
+        assert (await kubectl.run("run", "other", "--image=nvidia/cuda:12.4.1-base-ubuntu22.04")).code == 0
+        (container,) = (await kubectl.read("pod", "other"))["spec"]["containers"]
+        assert container["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
 
 
 async def test_the_extender_answers_over_https_with_the_clusters_own_state(tmp_path: Path) -> None:

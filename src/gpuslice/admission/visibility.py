@@ -49,6 +49,8 @@ PROTECTED: Final = FEATURES | {
 """Variables that belong to the device plugin."""
 FIELDS: Final = ("containers", "initContainers", "ephemeralContainers")
 """The lists of containers in a pod's spec."""
+MOST: Final = 100
+"""So many are taken out of one container: the API server moves the whole list for each."""
 HIDDEN: Final = "void"
 LIBRARIES_ONLY: Final = "none"
 _SHOWS_NONE: Final = ("", HIDDEN, LIBRARIES_ONLY)
@@ -178,6 +180,12 @@ def settle(
             if container.name in known:
                 continue
             path = f"/spec/{where}/{position}"
+            if sum(variable.name in PROTECTED for variable in container.env or ()) > MOST:
+                changes.refusals.append(
+                    f"spec.{where}[{position}].env: container {container.name!r} sets variables of the "
+                    f"device plugin more than {MOST} times; leave them out"
+                )
+                continue
             if asks_of(container.resources, of_gpus):
                 _own(container, f"spec.{where}[{position}]", path, changes, rules.env_from)
             elif not (host or _is_trusted(container) or asks_of(container.resources, may_bring_gpus)):
@@ -251,10 +259,11 @@ def _told(container: EnvContainer, shown: str) -> dict[str, str]:
 
 
 def _append(container: EnvContainer, path: str, changes: Changes, values: Mapping[str, str]) -> None:
+    variables = [{"name": name, "value": value} for name, value in values.items()]
     if not container.env:
-        changes.patch.append({"op": "add", "path": f"{path}/env", "value": []})
-    for name, value in values.items():
-        changes.patch.append({"op": "add", "path": f"{path}/env/-", "value": {"name": name, "value": value}})
+        changes.patch.append({"op": "add", "path": f"{path}/env", "value": variables})
+        return
+    changes.patch += [{"op": "add", "path": f"{path}/env/-", "value": variable} for variable in variables]
 
 
 def _backwards(container: EnvContainer, wanted: Collection[str]) -> Iterator[tuple[int, _EnvVar]]:

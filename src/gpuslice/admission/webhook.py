@@ -42,6 +42,11 @@ class WebhookApp:
         await send({"type": "http.response.body", "body": body})
 
 
+def webhook_app(rules: Rules) -> WebhookApp:
+    """One that answers by what an administrator has chosen."""
+    return WebhookApp(Reviews(partial(review, rules=rules)))
+
+
 async def serve(
     host: str,
     port: int,
@@ -57,8 +62,7 @@ async def serve(
     cannot be used.
     """
     tls = Tls(folder / certificates.SERVING, folder / certificates.SERVING_KEY, client_ca)
-    app = WebhookApp(Reviews(partial(review, rules=rules)))
-    async with serving(app, host=host, port=port, clock=clock, tls=tls, limits=LIMITS):
+    async with serving(webhook_app(rules), host=host, port=port, clock=clock, tls=tls, limits=LIMITS):
         await asyncio.Event().wait()
 
 
