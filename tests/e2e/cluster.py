@@ -304,12 +304,17 @@ class RealCluster:
         return "\n".join(parts)
 
     def _pod_logs(self) -> list[Path]:
-        """The containers' logs in `log_namespaces`, as kubelets keep them: no API server is needed to read these."""
+        """The containers' logs in `log_namespaces`, as kubelets keep them: no API server is needed to read these.
+
+        kubelets remove some meanwhile, which os.walk does not mind.
+        """
         return [
-            log
+            Path(folder, name)
             for node in self.nodes
-            for namespace in sorted(self.log_namespaces)
-            for log in sorted(node.path("/var/log/pods").glob(f"{namespace}_*/*/*.log"))
+            for folder, _, files in sorted(os.walk(node.path("/var/log/pods")))
+            if Path(folder).parent.name.partition("_")[0] in self.log_namespaces
+            for name in sorted(files)
+            if name.endswith(".log")
         ]
 
     def _stuck(self) -> Sequence[tuple[str, str]]:
@@ -336,7 +341,10 @@ def _collection(plural: str, namespace: str | None) -> str:
 
 
 def _tail(log: Path, lines: int = 40) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return "(gone)"
 
 
 def _section(title: str, text: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice import names
+from gpuslice.cluster.annotations import decode_gpus
 from gpuslice.requests.pod import is_gpu_resource
 
 from .cluster import Object, RealCluster, condition
@@ -146,11 +147,15 @@ class Installation:
         return [n["metadata"]["name"] for n in self.cluster.objects("nodes", None, labelSelector=selector)]
 
     def offered(self, node: str) -> int:
-        """What pods can ask for on a node, of any of our resources; 0 if kubelet or agent say nothing."""
+        """What pods can ask for on a node, of all our resources; 0 while kubelet or agent do not say it of each.
+
+        A plugin each serves them, and kubelet may tell of one of them before it knows of the other.
+        """
         found = self.cluster.get("nodes", node, None)
-        if names.NODE_GPUS not in (found["metadata"].get("annotations") or {}):
+        gpus = decode_gpus(found["metadata"].get("annotations") or {})
+        amounts, known = (found["status"].get(key, {}) for key in ("allocatable", "capacity"))
+        if gpus is None or not all(int(known.get(gpu.resource, 0)) for gpu in gpus.gpus):
             return 0
-        amounts = found["status"].get("allocatable", {})
         return sum(int(amount) for name, amount in amounts.items() if is_gpu_resource(name))
 
     def _scheduler_ready(self) -> bool:

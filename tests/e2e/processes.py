@@ -63,9 +63,11 @@ class Cgroup:
     def by_folder(self) -> dict[str, list[int]]:
         """The processes inside, by the path of their cgroup; the last part of a container's is its id."""
         found: dict[str, list[int]] = {}
-        for listing in self._members.rglob("cgroup.procs"):
-            with contextlib.suppress(OSError):
-                found[str(listing.parent)] = [int(line) for line in listing.read_text().split()]
+        # Containers end meanwhile: os.walk passes over a folder that is gone, where rglob of Python 3.11 raises.
+        for folder, _, files in os.walk(self._members):
+            if "cgroup.procs" in files:
+                with contextlib.suppress(OSError):
+                    found[folder] = [int(line) for line in Path(folder, "cgroup.procs").read_text().split()]
         return found
 
     def destroy(self) -> None:

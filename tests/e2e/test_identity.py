@@ -86,6 +86,18 @@ def test_init_containers_whose_ids_the_others_do_not_get(cluster: RealCluster) -
     truth.check(cluster, pods=24)
 
 
+def test_packed_nodes_turn_no_pod_away_that_has_an_init_container(cluster: RealCluster) -> None:
+    """Its init container asks for what others ask for as a whole, so the node could take it for one of these."""
+    pods = []
+    for n in range(60):
+        pod = gpu_pod(f"packed-{n:02}", SIZES[n % 2])
+        if n % 4 == 1:
+            pod["spec"]["initContainers"] = [gpu_container("before", 2, script="true")]
+        pods.append(pod)
+    cluster.apply(pods)
+    truth.check(cluster, pods=60)
+
+
 def test_equal_pods_that_kubelet_takes_in_another_order(cluster: RealCluster) -> None:
     """Twelve equal pods were planned on two GPUs by turns: what each got is what its record says at last."""
     gpus = truth.gpus_of(cluster, cluster.nodes[0])

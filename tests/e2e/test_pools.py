@@ -10,7 +10,7 @@ from gpuslice import names
 
 from .cluster import Object, RealCluster
 from .installation import clear, installed
-from .sides import allocation, environment, gpuslice
+from .sides import environment, gpuslice
 from .test_mig import document, offered, pod, recorded
 
 TWO = document({"model": "A100-40", "count": 2})
@@ -50,7 +50,8 @@ def test_a_pool_of_nodes_that_are_there_is_cut_and_cut_anew(bare: RealCluster) -
         assert bare.phase("one") == "Running"
         bare.kubectl("delete", "pod", "one")
         bare.wait(lambda: offered(bare, "node-1") == {names.WHOLE_GPU: 6}, 90, "six instances")
-        assert labels(bare, "node-1")["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-2g.10gb"
+        product = "NVIDIA-A100-SXM4-40GB-MIG-2g.10gb"
+        bare.wait(lambda: labels(bare, "node-1")["nvidia.com/gpu.product"] == product, 30, f"label {product}")
         gpuslice(bare, "nodepool", "delete", "migpool")
         assert "agentpool" not in labels(bare, "node-1")
         clear(bare)
@@ -73,9 +74,8 @@ def test_a_nodes_label_says_how_often_its_gpus_are_shared(bare: RealCluster) -> 
         bare.wait_for_pods(5, labelSelector="app=mig")
         seen = Counter(environment(bare, f"p{n}")[names.VISIBLE_DEVICES] for n in range(5))
         assert sorted(seen.values()) == [2, 3]
-        for found in bare.objects("pods", labelSelector="app=mig"):
-            (held,) = allocation(found)["main"]
-            assert held.startswith(environment(bare, found["metadata"]["name"])[names.VISIBLE_DEVICES])
+        for name, (held,) in recorded(bare, 5).items():
+            assert held.startswith(environment(bare, name)[names.VISIBLE_DEVICES])
         # Back to whole GPUs: each when its last pod has ended.
         bare.kubectl("label", "node", "node-1", f"{CONFIG}=plain", "--overwrite")
         clear(bare)

@@ -291,8 +291,10 @@ def containers(pods: list[Object]) -> dict[str, set[str]]:
 
 
 def folders(node: Node) -> set[str]:
-    path = node.path(SLICES)
-    return {folder.name for folder in path.iterdir()} if path.exists() else set()
+    try:
+        return {folder.name for folder in node.path(SLICES).iterdir()}
+    except FileNotFoundError:
+        return set()
 
 
 def ask_filter(alone: Alone) -> list[str]:
