@@ -6,6 +6,7 @@ time, as exporters of metrics do, which makes kubelet offer ids that are in use 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_init_containers_whose_ids_the_others_do_not_get(cluster: RealCluster) -
         pods.append(pod)
     cluster.apply(pods)
     truth.check(cluster, pods=24)
+
+
+def test_an_init_container_reads_its_own_name(cluster: RealCluster) -> None:
+    """It and the container after it have the same ids, of which alone kubelet tells before each start."""
+    tells = f"cat {names.SLICE_DIR_IN_CONTAINER}/slice.json >/dev/termination-log"
+    pods = []
+    for n in range(16):
+        pod = gpu_pod(f"named-{n:02}", 3)
+        pod["spec"]["initContainers"] = [gpu_container(name, 3, script=tells) for name in ("one", "two")]
+        pods.append(pod)
+    cluster.apply(pods)
+    for pod in truth.check(cluster, pods=16):
+        for status in pod["status"]["initContainerStatuses"]:
+            said = json.loads(status["state"]["terminated"]["message"])
+            assert said["container"] == status["name"], pod["metadata"]["name"]
 
 
 def test_packed_nodes_turn_no_pod_away_that_has_an_init_container(cluster: RealCluster) -> None:

@@ -35,6 +35,7 @@ from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod, read_pod
 from gpuslice.node.podfolders import PodFolders
 from gpuslice.node.publish import NoRoom, PodPublisher
+from gpuslice.node.sameids import SameIds
 from gpuslice.node.slicefiles import GpuPart, SliceFile, SliceFolders
 from gpuslice.node.standin import IN_CONTAINER, NAME, script
 from gpuslice.node.started import Started, Starts
@@ -115,6 +116,7 @@ class Desk:
         self._simulated = simulated
         self._complete = complete
         self._clock = clock
+        self._same_ids = SameIds(self._raw.get, self._fetch, clock)
         self._this_list: asyncio.Task[Sequence[PodResources]] | None = None
         self._next_list: asyncio.Task[Sequence[PodResources]] | None = None
 
@@ -125,6 +127,7 @@ class Desk:
         if known is not None and _version(pod) < _version(known):
             return
         self._raw[pod.uid] = pod
+        self._same_ids.told()
         before = self.pods.get(pod.uid)
         if known is not None and before is not None and _says_the_same(known, pod):
             read = before if before.alive == (not has_ended(pod)) else replace(before, alive=not before.alive)
@@ -140,6 +143,7 @@ class Desk:
         if has_ended(pod):
             self._starts.forget([pod.uid])
         self._raw.pop(pod.uid, None)
+        self._same_ids.forget(pod.uid)
         if self.pods.pop(pod.uid, None) is not None:
             self.ended.set()
 
@@ -247,6 +251,9 @@ class Desk:
             await self._fetch(identity.pod.key)
         self.publisher.check([identity.pod.uid])
         self.publisher.check(self.ledger.take_touched())
+        if (pod := self._raw.get(identity.pod.uid)) is not None:
+            sharing = self.ledger.sharing(identity)
+            identity = replace(identity, container=await self._same_ids.which(pod, sharing))
         try:
             self._folders.write(ids, self._content(identity))
         except OSError as error:

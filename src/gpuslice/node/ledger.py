@@ -225,6 +225,18 @@ class Ledger:
         """Whose container is about to start with these ids; see `identity.identify`."""
         return identity.identify(self._book, resource, ids, listing, pods, now, fresh=fresh)
 
+    def sharing(self, found: identity.Identity) -> list[str]:
+        """The containers of a pod that have exactly these ids, in the order of their start.
+
+        Also init containers of that size of which nothing is known: a former run of the agent wrote theirs.
+        """
+        held, uid = found.held, found.pod.uid
+        known = {h.owner.container: h for h in self._book.held_by(uid) if h.certain and h.owner}
+        same = {name for name, h in known.items() if (h.resource, h.ids) == (held.resource, held.ids)}
+        lost = {o.container for o in inits((), held.resource, len(held.ids), [found.pod])} - known.keys()
+        order = [c.name for c in found.pod.request.containers]
+        return sorted({found.container} | same | lost, key=order.index)
+
     def doubt(self, uid: str) -> None:
         """The API server says that this incarnation is gone: who was taken for it may be its successor."""
         for holding in self.held():
