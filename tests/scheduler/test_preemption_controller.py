@@ -43,8 +43,9 @@ async def test_evicts_once_however_often_the_pod_is_reported() -> None:
         await lab.give_up("high")
         await lab.until(lambda: lab.pods["low"].metadata.deletion_timestamp is not None)
         await lab.until(lambda: lab.pods["high"].status.nominated_node_name == "n1")
-        await lab.client.patch(Pod, "high", {"metadata": {"labels": {"touched": "1"}}}, "default")
-        await lab.until(lambda: "touched" in lab.pods["high"].labels)
+        touch = {"metadata": {"labels": {"touched": "1"}}}
+        version = (await lab.client.patch(Pod, "high", touch, "default")).metadata.resource_version
+        await lab.until(lambda: lab.pods["high"].metadata.resource_version == version)
         # A second pod's preemption comes after the first one's second look.
         await lab.pod("other", 5, priority=100, scheduler=KUBE)
         await lab.give_up("other")

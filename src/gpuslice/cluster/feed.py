@@ -14,6 +14,7 @@ from typing import Literal
 from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.trimming import trimmed
 from gpuslice.kube.client import Client
 from gpuslice.kube.gate import Gate
 from gpuslice.kube.leading import Leadership
@@ -116,6 +117,7 @@ class ClusterFeed:
         self._tell(lambda: self.cluster.drop_node(node.name), "node-gone", node)
 
     def _set_pod(self, pod: Pod) -> None:
+        pod = trimmed(pod)
         self._tell(lambda: self.cluster.set_pod(pod), "pod", pod)
 
     def _drop_pod(self, pod: Pod) -> None:

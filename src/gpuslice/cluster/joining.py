@@ -6,6 +6,7 @@ from typing import Final
 
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed, Listener
+from gpuslice.cluster.trimming import trimmed
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import KubeObject, Node, Pod
@@ -40,7 +41,7 @@ class Joining:
                     self._tell("node", node)
             for pod in (*pods.items, *(one.object for one in pods.broken if one.object.spec.node_name)):
                 if pod.uid not in heard:
-                    self._tell("pod", pod)
+                    self._tell("pod", trimmed(pod))
 
     def _tell(self, kind: ChangeKind, obj: KubeObject) -> None:
         try:

@@ -13,10 +13,11 @@ from enum import StrEnum
 import msgspec
 
 from gpuslice import names
+from gpuslice.cluster.text import decode
 from gpuslice.devices.mig import GiProfile, Limit, MigGeometry
 from gpuslice.devices.miglayout import ComputeInstance, GpuInstance, MigLayout, layout
 from gpuslice.devices.migprofile import MigProfile
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, quoted
 
 
 class MigPolicy(StrEnum):
@@ -38,7 +39,7 @@ class MigPolicy(StrEnum):
         except ValueError:
             known = ", ".join(cls)
             raise InputError(
-                f"{word!r} is no policy; write one of {known}", field=f"label {names.MIG_POLICY}"
+                f"{quoted(word)} is no policy; write one of {known}", field=f"label {names.MIG_POLICY}"
             ) from None
 
 
@@ -149,10 +150,10 @@ def decode_cuts(annotations: Mapping[str, str]) -> tuple[CutGpu, ...]:
         return ()
     where = f"metadata.annotations[{names.MIG_CUTS}]"
     try:
-        record = _records.decode(text)
+        record = decode(_records, text)
         kinds = [_geometry(kind) for kind in record.kinds]
         return tuple(_cut(gpu, kinds[gpu.kind]) for gpu in record.gpus)
-    except (msgspec.DecodeError, UnicodeError, IndexError, InputError) as error:
+    except (IndexError, InputError) as error:
         raise InputError(
             f"not readable ({error}); restart the node's agent, it writes it anew", field=where
         ) from error
@@ -172,8 +173,8 @@ def decode_wanted(annotations: Mapping[str, str]) -> dict[str, Target]:
     if text is None:
         return {}
     try:
-        wanted = _targets.decode(text)
-    except (msgspec.DecodeError, UnicodeError) as error:
+        wanted = decode(_targets, text)
+    except InputError as error:
         raise InputError(
             f"not readable ({error}); remove the annotation, the scheduler writes it anew",
             field=f"metadata.annotations[{names.MIG_WANTED}]",

@@ -38,7 +38,11 @@ PATCH_CONTENT_TYPE: Mapping[str, str] = {
     "apply": "application/apply-patch+yaml",
 }
 PAGE = 500
-"""Objects per LIST page: a page of full pods decodes in about 5 ms, so the loop stays responsive."""
+"""Objects per LIST page, at most: a page of full pods decodes in about 5 ms, so the loop stays responsive."""
+FIRST_PAGE = 50
+"""Objects of the first page, which says how large they are here."""
+PAGE_BYTES = 8 * 2**20
+"""What a page may have, about: one object can have more than a megabyte."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -153,7 +157,7 @@ class Client:
 
         All pages are of one moment; the version of the last is the one to watch from.
         """
-        query = _query(limit=str(PAGE), labelSelector=label_selector, fieldSelector=field_selector)
+        query = _query(limit=str(FIRST_PAGE), labelSelector=label_selector, fieldSelector=field_selector)
         while True:
             body = await self._send("GET", kind.resource.path(namespace), query=query)
             try:
@@ -164,6 +168,8 @@ class Client:
             if not meta.continue_:
                 return
             query["continue"] = meta.continue_
+            fitting = PAGE_BYTES * (len(items) + len(broken)) // len(body)
+            query["limit"] = str(min(max(fitting, 1), PAGE))
 
     async def watch(
         self,

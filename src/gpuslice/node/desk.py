@@ -20,6 +20,7 @@ import structlog
 from gpuslice import names
 from gpuslice.clock import Clock, happened
 from gpuslice.cluster.ended import has_ended
+from gpuslice.cluster.trimming import trimmed
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.sharing import device_of
@@ -123,7 +124,7 @@ class Desk:
     # --- what is known ----------------------------------------------------------------------------
     def set_pod(self, pod: Pod) -> None:
         """A pod of this node as the API server has it; older news than we have are ignored."""
-        known = self._raw.get(pod.uid)
+        pod, known = trimmed(pod), self._raw.get(pod.uid)
         if known is not None and _version(pod) < _version(known):
             return
         self._raw[pod.uid] = pod

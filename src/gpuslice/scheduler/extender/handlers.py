@@ -16,6 +16,7 @@ import numpy as np
 
 from gpuslice.cluster.records import NodeView
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.trimming import trimmed
 from gpuslice.errors import ApiError, GpuSliceError, InputError, NotFound, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import NAME_LENGTH, Pod, name_problem
@@ -112,7 +113,7 @@ class Extender:
 
     def _remember(self, pod: Pod) -> None:
         if pod.uid:
-            self._pods[pod.uid] = pod
+            self._pods[pod.uid] = trimmed(pod)
             self._pods.move_to_end(pod.uid)
             if len(self._pods) > REMEMBERED_PODS:
                 self._pods.popitem(last=False)

@@ -19,6 +19,7 @@ from gpuslice import names
 from gpuslice.clock import Clock, rfc3339_micro
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.trimming import trimmed
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.client import Client
 from gpuslice.kube.gate import GatedClient
@@ -59,7 +60,7 @@ class Waker:
     def refused(self, pod: Pod, request: PodRequest, nodes: list[str], codes: Codes) -> None:
         """No node can take the pod: what the engine said of each."""
         self._refused.pop(pod.uid, None)
-        self._refused[pod.uid] = _Refused(pod, request, nodes, codes, self._clock.monotonic())
+        self._refused[pod.uid] = _Refused(trimmed(pod), request, nodes, codes, self._clock.monotonic())
         if len(self._refused) > REMEMBERED:
             self._refused.popitem(last=False)
 
