@@ -18,7 +18,7 @@ TEST_ARGS ?= -n 2
 E2E_TESTS ?= tests/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test e2e contract lint manifests image sbom audit bench peers clean
+.PHONY: help demo up test e2e chaos contract lint manifests image sbom audit bench peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
@@ -47,6 +47,11 @@ e2e: $(VENV)/.ready ## Run the tests against a real Kubernetes on this machine (
 	@$(BIN)/python -m tests.e2e.components >/dev/null
 	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" HELM="$$($(TOOLS)/bin/python tools/helm.py)" \
 		$(BIN)/pytest $(E2E_TESTS)
+
+chaos: $(VENV)/.ready ## Hurt a real Kubernetes for an hour and watch what its pods get (root); SEED=... repeats one
+	@$(BIN)/python -m tests.e2e.components >/dev/null
+	@CHAOS_PODS=$${CHAOS_PODS:-500} CHAOS_ACCIDENTS=$${CHAOS_ACCIDENTS:-100} SEED=$(SEED) \
+		$(BIN)/pytest tests/e2e/test_chaos.py -s
 
 contract: $(VENV)/.ready ## Run the contract of the embedded cluster against a real Kubernetes (root)
 	@$(BIN)/python -m tests.e2e.components >/dev/null
