@@ -105,6 +105,14 @@ def test_a_value_from_elsewhere_is_no_way_round() -> None:
     assert len(warnings) == 2
 
 
+def test_nor_is_it_for_a_feature_where_the_drivers_libraries_are_asked_for() -> None:
+    told = env(**{VISIBLE: "none"}, **dict.fromkeys(FEATURES - {"NVIDIA_GDS"}, ""))
+    source = {"name": "NVIDIA_GDS", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
+    stored, (warning,) = admitted(pod(container(env=[*told, source])))
+    assert source not in stored["spec"]["containers"][0]["env"]
+    assert "env NVIDIA_GDS was set to ''" in warning
+
+
 def test_env_from_cannot_show_a_gpu_to_who_asks_for_none() -> None:
     """kubelet lets `env` beat it, so it need not be refused."""
     assert only(pod(container(envFrom=[{"configMapRef": {"name": "m"}}]))) == {VISIBLE: "void"}
