@@ -132,3 +132,11 @@ def test_the_required_are_among_as_many_as_asked_for(count: int, size: int, requ
     chosen = nearest(machine(count, {}), uuids(*range(count)), uuids(*required), size)
     assert len(set(chosen)) == size
     assert set(uuids(*required)) <= set(chosen)
+
+
+def test_a_machine_of_many_gpus_is_not_tried_set_by_set() -> None:
+    """16 of 32 are 600 million sets. Those behind one switch are found all the same."""
+    near = dict.fromkeys(combinations(range(1, 32, 2), 2), Nearness.SWITCH)
+    gpus = machine(32, near)
+    assert indexes(nearest(gpus, uuids(*range(32)), [], 16)) == list(range(1, 32, 2))
+    assert indexes(nearest(gpus, uuids(*range(32)), uuids(0), 16)) == [0, *range(1, 31, 2)]

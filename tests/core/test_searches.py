@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import favourite
 
-from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice import names
+from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.miglayout import MigLayout
+from gpuslice.devices.migprofile import MigProfile
+from gpuslice.devices.migtables import geometry_of
+from gpuslice.placement import migcluster, whole
 from gpuslice.placement.fleet import CODES, PASS_STEPS, Fleet
+from gpuslice.placement.migcluster import MigDemand, MigGpu, plan_cluster
+from gpuslice.placement.migplan import plan_besides
 from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.preempt import VICTIM_STEPS, Holder, choose_victims
@@ -24,6 +33,8 @@ from gpuslice.units import MemoryUnit
 
 GIB = MemoryUnit(1024)
 PLENTY = 10**9
+A100 = geometry_of("A100-40")
+ONE = MigProfile.parse("1g.5gb")
 
 
 def legs_of(sizes: list[int], gpus: int = 1, unit: int = 1024) -> list[Leg]:
@@ -284,3 +295,73 @@ def _without(rooms: list[GpuRoom], gone: tuple[Holder, ...]) -> list[GpuRoom]:
     return [
         GpuRoom(r.index, r.uuid, r.free_mib + 1024 * freed[r.uuid], r.total_mib, r.holders) for r in rooms
     ]
+
+
+# --- whole devices and MIG ----------------------------------------------------------------------------
+def test_replicas_that_cannot_be_had_are_refused_without_trying_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """448 of them, and 50 containers that ask for one of each of 8 GPUs: one look, not one per replica."""
+    looks = 0
+    possible = whole._possible
+
+    def counting(*args: Any, **more: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return possible(*args, **more)
+
+    monkeypatch.setattr(whole, "_possible", counting)
+    rooms = [
+        GpuRoom(n, f"GPU-{n % 8}::{n // 8}", 10, 10, resource=names.SHARED_GPU, apart=Apart.DEVICE)
+        for n in range(397)
+    ]
+    asking = [ContainerRequest(f"c{n}", Role.APP, whole=8, resource=names.SHARED_GPU) for n in range(49)]
+    fits = place(PodRequest(tuple(asking)), GIB, [*rooms, *_like(rooms[0], 3)])
+    assert isinstance(fits, Allocation)
+    looks = 0
+    uneven = [r for r in rooms if r.device != "GPU-7"] + _like(rooms[0], 60)
+    verdict = place(PodRequest(tuple(asking[:45])), GIB, uneven)
+    assert isinstance(verdict, Verdict)
+    assert verdict.code is Code.SAME_DEVICE
+    assert looks <= 2
+
+
+def _like(room: GpuRoom, count: int) -> list[GpuRoom]:
+    return [replace(room, index=1000 + n, uuid=f"{room.device}::{1000 + n}") for n in range(count)]
+
+
+def test_more_mig_devices_than_can_be_counted_out_are_refused() -> None:
+    """Two billion of them were written down one by one, for one pod."""
+    gpus = [MigGpu("n", f"g{i}", MigLayout(A100, ()), index=i) for i in range(2)]
+    few, many = MigDemand("few", {ONE: 2}), MigDemand("many", {ONE: 2_000_000_000})
+    plan = plan_cluster(gpus, [many, few])
+    assert [placed.pod for placed in plan.placed] == ["few"]
+    assert plan.refused["many"].code is Code.MIG_NO_ROOM
+    part = MigProfile.parse("1c.7g.40gb")
+    outcome = plan_besides(MigLayout(A100, ()), {part: 2_000_000_000})
+    assert isinstance(outcome, Verdict)
+    assert "14000000000" not in outcome.message
+    assert "2000000000 compute slices" in outcome.message
+
+
+def test_mig_devices_of_a_pod_are_placed_within_a_number_of_dead_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the pods beside it get theirs."""
+    calls = 0
+    options = migcluster._States._options
+
+    def counting(self: Any, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return options(self, *args)
+
+    monkeypatch.setattr(migcluster._States, "_options", counting)
+    monkeypatch.setattr(migcluster, "DEAD_ENDS", 40)
+    sizes = {"3g.20gb": 6, "4g.20gb": 3, "1g.5gb": 8, "1g.10gb": 8, "2g.10gb": 4}
+    hard = MigDemand("hard", {MigProfile.parse(name): count for name, count in sizes.items()})
+    gpus = [MigGpu("n", f"g{i}", MigLayout(A100, ()), index=i) for i in range(8)]
+    plan = plan_cluster(gpus, [hard])
+    assert plan.refused["hard"].code is Code.UNDECIDED
+    assert "ask for fewer devices" in plan.refused["hard"].message
+    assert calls <= migcluster._FEWEST_ROUNDS * (40 + len(hard.devices)) * 2
+    plan = plan_cluster(gpus, [hard, MigDemand("small", {ONE: 1})])
+    assert [placed.pod for placed in plan.placed] == ["small"]

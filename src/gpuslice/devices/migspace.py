@@ -153,7 +153,7 @@ class MigSpace:
     def _find_why(self, wanted: frozenset[tuple[MigProfile, int]]) -> str | None:
         geometry = self.geometry
         instances: Counter[GiProfile] = Counter()
-        parts: dict[GiProfile, list[int]] = {}
+        parts: dict[GiProfile, Counter[int]] = {}
         for device, count in sorted(wanted):
             profile = geometry.find(device)
             if count and profile is None:
@@ -161,15 +161,17 @@ class MigSpace:
             if profile is not None and device.is_whole:
                 instances[profile] += count
             elif profile is not None and count:
-                parts.setdefault(profile, []).extend([device.compute] * count)
-        for profile, sizes in parts.items():
+                parts.setdefault(profile, Counter())[device.compute] += count
+        for profile, counts in parts.items():
             most = profile.slices * profile.max_count
-            if sum(sizes) > most:
+            total = sum(size * count for size, count in counts.items())
+            if total > most:
                 return (
-                    f"the compute instances of {profile} take {sum(sizes)} compute slices; "
+                    f"the compute instances of {profile} take {total} compute slices; "
                     f"{geometry.name} can have {most} in instances of that profile"
                 )
-            instances[profile] += fewest_bins(tuple(sorted(sizes, reverse=True)), profile.slices)
+            sizes = tuple(sorted(counts.elements(), reverse=True))
+            instances[profile] += fewest_bins(sizes, profile.slices)
         ordered = Counter({geometry.profiles[i]: instances[geometry.profiles[i]] for i in self.by_size})
         if (by_number := count_fault(geometry, ordered)) is not None:
             return by_number

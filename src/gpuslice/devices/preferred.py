@@ -26,6 +26,8 @@ SCORES: Final[Mapping[Nearness, int]] = {
 NOT_ENOUGH: Final = "not enough available devices to satisfy allocation"
 _MOST_PARTITIONS: Final = 10_000
 """Beyond this a set is judged alone, without what it leaves: 16 GPUs in fours are 2,627,625 partitions."""
+_MOST_SETS: Final = 20_000
+"""Beyond this a set is grown, by the GPU that is nearest to it: of 16 GPUs there are 12,870 of 8."""
 
 
 def pair_score(one: FoundGpu, other: FoundGpu) -> int:
@@ -71,6 +73,8 @@ class _Scores:
     def best_partition(self, size: int, needed: frozenset[int]) -> list[tuple[int, ...]]:
         """Sets of the best partition that hold all that is needed; the first of several equal ones."""
         if _partitions(self.count, size) > _MOST_PARTITIONS:
+            if comb(self.count, size) > _MOST_SETS:
+                return [self._grown(size, {*needed, start}) for start in sorted(needed or range(self.count))]
             return [one for one in combinations(range(self.count), size) if needed <= set(one)]
         best: tuple[int, list[tuple[int, ...]]] | None = None
         for partition in _divide(tuple(range(self.count)), size, -self.count % size):
@@ -80,6 +84,13 @@ class _Scores:
                 best = score, fitting
         assert best is not None  # the needed ones fit into one set, and some partition has it whole
         return best[1]
+
+    def _grown(self, size: int, members: set[int]) -> tuple[int, ...]:
+        """So many, beginning with these; of GPUs that are equally near the first."""
+        while len(members) < size:
+            others = [one for one in range(self.count) if one not in members]
+            members.add(max(others, key=lambda one: sum(self._pairs[one][member] for member in members)))
+        return tuple(sorted(members))
 
 
 def _partitions(count: int, size: int) -> int:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gpuslice import names
 from gpuslice.devices.inventory import Apart, NodeGpus
 from gpuslice.placement.glance import hopeless, straight_down
-from gpuslice.placement.node import legs_apart, place
+from gpuslice.placement.node import legs_apart, place, why_not
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import MOST_LEGS, STEPS, Leg, Steps
@@ -419,10 +419,11 @@ class Fleet:
             if inventory is None:
                 continue
             if key not in known:
-                outcome: Allocation | Verdict = refusal(Code.UNDECIDED, "")
+                verdict: Verdict | None = refusal(Code.UNDECIDED, "")
                 if steps.left >= STEPS:
-                    outcome = place(request, inventory.unit, self.rooms(self._names[row]), steps=steps)
-                known[key] = np.uint8(_NUMBER[outcome.code] if isinstance(outcome, Verdict) else 0)
+                    rooms = self.rooms(self._names[row])
+                    verdict = why_not(request, inventory.unit, rooms, steps=steps)
+                known[key] = np.uint8(0 if verdict is None else _NUMBER[verdict.code])
             codes[row] = known[key]
 
     def _summarise(self, row: int) -> None:

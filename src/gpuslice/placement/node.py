@@ -14,7 +14,7 @@ from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Leg, Steps, divide
 from gpuslice.placement.verdict import Code, Verdict, refusal
-from gpuslice.placement.whole import whole_devices
+from gpuslice.placement.whole import whole_devices, why_not_whole
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 from gpuslice.units import MemoryUnit
@@ -58,6 +58,19 @@ def place(
             return Allocation(tuple(sorted(grants, key=lambda grant: order[grant.container])))
         code = chosen
     return refusal(code, node) if code is Code.UNDECIDED else _why_not(request, unit, rooms, node)
+
+
+def why_not(
+    request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], *, steps: Steps
+) -> Verdict | None:
+    """What `place` says against a pod, None if it would place it. Whole devices cost a step per container."""
+    if request.shares:
+        outcome = place(request, unit, rooms, steps=steps)
+        return outcome if isinstance(outcome, Verdict) else None
+    if steps.left < len(request.containers):
+        return refusal(Code.UNDECIDED, "")
+    steps.left -= len(request.containers)
+    return why_not_whole(request, rooms)
 
 
 def _plans(request: PodRequest, unit: MemoryUnit) -> Iterator[list[_Party]]:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpuslice.placement.node import place
+from gpuslice.placement.node import why_not
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import STEPS, Steps
-from gpuslice.placement.verdict import Code, Verdict
+from gpuslice.placement.verdict import Code
 from gpuslice.requests.allocation import Charge
 from gpuslice.requests.pod import PodRequest
 from gpuslice.units import MemoryUnit
@@ -113,5 +113,5 @@ def _ask(
         else room
         for room in rooms
     ]
-    outcome = place(request, unit, after, steps=steps)
-    return outcome.code if isinstance(outcome, Verdict) else None
+    verdict = why_not(request, unit, after, steps=steps)
+    return None if verdict is None else verdict.code

@@ -69,7 +69,7 @@ _TEXTS: Mapping[Code, str] = {
     Code.NODE_FULL: "the device plugin of the node offers no more of the GPU resource",
     Code.UNHEALTHY: "the GPUs with enough memory are unhealthy",
     Code.UNDECIDED: (
-        "the containers' GPU memory can be divided among the GPUs in too many ways to try them all; "
+        "the pod's containers can be divided among the GPUs in too many ways to try them all; "
         "ask for fewer different sizes"
     ),
 }

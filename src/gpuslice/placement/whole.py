@@ -37,6 +37,21 @@ def whole_devices(
     Replicas are taken of the devices of which the fewest are given out or, if they are packed, the most
     (NVIDIA's policies).
     """
+    if (refused := why_not_whole(request, rooms, node=node)) is not None:
+        return refused
+    grants: list[Grant] = []
+    for resource in request.devices:
+        asking = [container for container in request.containers if container.resource == resource]
+        untouched = [room for room in rooms if room.resource == resource and room.untouched]
+        chosen = pick(asking, untouched, rooms, policy)
+        assert chosen is not None  # or it would have been refused
+        for container, mine in zip(asking, chosen, strict=True):
+            grants += [Grant(container.name, room.uuid, room.total_mib, whole=True) for room in mine]
+    return tuple(grants)
+
+
+def why_not_whole(request: PodRequest, rooms: Sequence[GpuRoom], *, node: str = "") -> Verdict | None:
+    """Why there are not the whole devices that a pod asks for; None if there are."""
     for resource, wanted in request.devices.items():
         offered = [room for room in rooms if room.resource == resource]
         untouched = sum(room.untouched for room in offered)
@@ -44,21 +59,17 @@ def whole_devices(
             numbers = {"wanted": wanted, "free": untouched}
             sick = sum(room.free for room in offered) >= wanted
             return refusal(Code.UNHEALTHY if sick else lacking(resource), node, **numbers)
-    grants: list[Grant] = []
     for resource in request.devices:
         asking = [container for container in request.containers if container.resource == resource]
         offered = [room for room in rooms if room.resource == resource]
-        chosen = pick(asking, [room for room in offered if room.untouched], rooms, policy)
-        if chosen is None:
-            sick = pick(asking, [room for room in offered if room.free], rooms, policy) is not None
+        if not _possible(0, (), [room for room in offered if room.untouched], asking, alone=True):
+            sick = _possible(0, (), [room for room in offered if room.free], asking, alone=True)
             numbers = {
                 "wanted": max(container.whole for container in asking),
                 "free": len({_group(room) for room in offered if room.untouched}),
             }
             return refusal(Code.UNHEALTHY if sick else Code.SAME_DEVICE, node, **numbers)
-        for container, mine in zip(asking, chosen, strict=True):
-            grants += [Grant(container.name, room.uuid, room.total_mib, whole=True) for room in mine]
-    return tuple(grants)
+    return None
 
 
 def pick(
@@ -76,6 +87,8 @@ def pick(
     """
     if any(room.apart is Apart.ALONE for room in rooms if room.uuid in beside):
         return None
+    # Where no device minds what else a container has, whatever is left will do for the others.
+    plain = all(room.apart is Apart.NO for room in free)
     left = list(free)
     chosen: list[tuple[GpuRoom, ...]] = []
     for position, container in enumerate(asking):
@@ -91,7 +104,7 @@ def pick(
             missing = container.whole - len(mine) - 1
             for room in sorted(suited, key=rank):
                 rest = [one for one in left if one is not room]
-                if _possible(missing, barred | {_group(room)}, rest, later, alone=alone):
+                if plain or _possible(missing, barred | {_group(room)}, rest, later, alone=alone):
                     break
             else:
                 return None
