@@ -6,6 +6,7 @@ from cli_world import Json, node, old_node, pod, remember
 
 from gpuslice import names
 from gpuslice.cli.gpushare import details, summary
+from gpuslice.cli.inspectreport import report
 from gpuslice.units import MemoryUnit
 
 
@@ -73,6 +74,18 @@ def test_the_details_are_gpushares() -> None:
         "\n"
         "Allocated/Total GPU Memory In Cluster:  24/60 (40%)  \n"
     )
+
+
+def test_what_the_number_of_gpus_does_not_divide_is_in_the_totals_of_gpushares_tables() -> None:
+    """31 GiB on 2 GPUs are 15 each and 31 in all, as gpushare's tool says; our own table shows what can be had."""
+    views = remember(
+        [old_node("n", "10.0.0.1", 31, 2), pod("a", 3, on="n", annotations={names.MEM_IDX: "0"})]
+    ).snapshots()
+    assert "n     10.0.0.1   3/15                   0/15                   3/31\n" in summary(views)
+    assert "3/31 (9%)" in summary(views)
+    assert "Total :      31 " in details(views)
+    assert report(views).total_mib == 30 * 1024
+    assert "0/31" in summary(remember([node("n", 15 * 1024, 16 * 1024 + 773)]).snapshots())
 
 
 def test_a_cluster_without_gpus_has_gpushares_empty_table() -> None:

@@ -335,3 +335,45 @@ def test_whatever_happens_the_state_equals_one_built_afresh(data: st.DataObject)
         assert sum(r.free_mib for r in cluster.fleet.rooms(name)) == sum(
             r.free_mib for r in fresh.fleet.rooms(name)
         )
+
+
+def several(name: str, *sizes: int, annotations: dict[str, str] | None = None) -> Pod:
+    """A pod of several containers."""
+    one = pod(name, sizes[0], annotations=annotations)
+    containers = [
+        msgspec.structs.replace(pod(name, size).spec.containers[0], name=f"c{number}")
+        for number, size in enumerate(sizes)
+    ]
+    return msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, containers=containers))
+
+
+@pytest.mark.parametrize(
+    ("new", "code"),
+    [
+        (several("fits", 8, 7), Code.FITS),
+        (several("apart", 8, 8), Code.NEEDS_AGENT),
+        (several("across", 16, annotations={names.SHARES_ACROSS: "2"}), Code.NEEDS_AGENT),
+        (several("both", 8, 8, annotations={names.SHARES_ACROSS: "2"}), Code.NEEDS_AGENT),
+        (several("never", 15, 15, 15), Code.INSUFFICIENT),
+        (several("large", 16, 2), Code.INSUFFICIENT),
+    ],
+)
+@pytest.mark.parametrize("policy", Policy)
+def test_only_our_agent_serves_a_pod_from_several_gpus(new: Pod, code: Code, policy: Policy) -> None:
+    """gpushare's extender refuses such a pod, and its plugin gives all containers the GPU of one annotation."""
+    cluster = Cluster(clock=StoppedClock(), policy=policy)
+    cluster.set_node(plain_node("gpushares", 30, 2))
+    cluster.set_node(agent_node("ours", 15, 15))
+    request = cluster.request_of(new)
+    expected = {Code.NEEDS_AGENT: Code.FITS}.get(code, code)
+    assert cluster.check(request, "gpushares").code is code
+    assert cluster.check(request, "ours").code is expected
+    outcome = cluster.filter(request, ["gpushares", "ours"])
+    assert (outcome.refused["gpushares"].code if outcome.refused.get("gpushares") else Code.FITS) is code
+    assert ("ours" in outcome.fits) == (expected is Code.FITS)
+    if code is Code.NEEDS_AGENT:
+        refused = cluster.assume(new, "gpushares")
+        assert isinstance(refused, Verdict)
+        assert refused.code is code
+        assert refused.message.startswith("Insufficient GPU Memory in one device")
+        assert "with gpuslice's agent on the node they could be on several" in refused.message

@@ -140,6 +140,29 @@ def test_equal_containers_on_equal_gpus_need_no_search() -> None:
     assert (found, used) == (Code.INSUFFICIENT, 56)
 
 
+def test_equal_gpus_and_states_that_failed_are_tried_once() -> None:
+    """Nothing but trying says no here: twice as many steps if each equal GPU is tried, thrice without memory."""
+    sizes = [7, 7, 7, 7, 7, 6, 6, 6, 6, 6, 5, 4, 4, 4, 4]
+    found, used = ask(legs_of(sizes), rooms_of([15] * 6), Policy.BINPACK)
+    assert found is Code.INSUFFICIENT
+    assert used <= 70
+
+
+@pytest.mark.parametrize(
+    ("sizes", "free"),
+    [
+        ([8, 7, 7, 6, 5, 5], [11, 14, 13]),
+        ([9, 8, 7, 6, 6, 5, 5], [14, 12, 8, 14]),
+        ([5, 5, 4, 4, 2], [14, 6]),
+    ],
+)
+def test_what_fits_only_after_turning_back_is_not_ruled_out(sizes: list[int], free: list[int]) -> None:
+    """No more legs could be there, and the tightest GPUs first is no way: the glance leaves it to the search."""
+    assert not isinstance(ask(legs_of(sizes), rooms_of(free), Policy.SPREAD)[0], Code)
+    fleet = fleet_of([free])
+    assert fleet.codes(pod(sizes))[fleet.rows(["n0000"])[0]] == 0
+
+
 # --- a pod --------------------------------------------------------------------------------------------
 def pod(sizes: list[int], *, whole: int = 0) -> PodRequest:
     shares = [ContainerRequest(f"c{number}", Role.APP, size) for number, size in enumerate(sizes)]
@@ -244,12 +267,14 @@ def test_a_glance_at_many_nodes_says_what_each_says_alone(data: st.DataObject) -
     fleet = Fleet()
     for number in range(data.draw(st.integers(1, 5))):
         unit = data.draw(st.sampled_from([MemoryUnit(1024), MemoryUnit(512), MemoryUnit(1)]))
+        lone = data.draw(st.sampled_from([False, False, True]))
         gpus = [
             Gpu(
                 i,
                 f"n{number}-{i}",
                 "m",
                 data.draw(st.integers(0, 40)) * 512 + data.draw(st.sampled_from([0, 7])),
+                lone=lone,
             )
             for i in range(data.draw(st.integers(1, 6)))
         ]

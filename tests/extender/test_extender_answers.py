@@ -212,12 +212,36 @@ async def test_bind_understands_any_casing(world: World) -> None:
     assert await world.extender.bind(json.dumps(body).encode()) == (200, b'{"Error":""}')
 
 
-def test_a_bad_quantity_is_named(world: World) -> None:
-    body = b'{"Pod":{"spec":{"containers":[{"resources":{"limits":{"aliyun.com/gpu-mem":"-1"}}}]}},"NodeNames":["n"]}'
-    error = json.loads(world.extender.filter(body))["Error"]
-    assert error == (
-        "spec.containers[0].resources.limits[aliyun.com/gpu-mem]: '-1' is negative; ask for 0 or more"
-    )
+@pytest.mark.parametrize("whole_nodes", [False, True])
+def test_a_limit_that_cannot_be_read_is_refused_by_each_node(world: World, whole_nodes: bool) -> None:
+    """As gpushare's: kube-scheduler counts the sentence, and the attempt is not an error of the extender."""
+    container = {"resources": {"limits": {names.GPU_MEM: "-1"}}}
+    asked: dict[str, object] = {
+        "Pod": {"spec": {"containers": [container]}},
+        "Nodes": None,
+        "NodeNames": None,
+    }
+    if whole_nodes:
+        asked["Nodes"] = {"items": [{"metadata": {"name": name}} for name in ("n", "m")]}
+    else:
+        asked["NodeNames"] = ["n", "m"]
+    answer = json.loads(world.extender.filter(json.dumps(asked).encode()))
+    why = "spec.containers[0].resources.limits[aliyun.com/gpu-mem]: '-1' is negative; ask for 0 or more"
+    assert answer == {
+        "Nodes": {"metadata": {}, "items": []} if whole_nodes else None,
+        "NodeNames": [],
+        "FailedNodes": {"n": why, "m": why},
+        "FailedAndUnresolvableNodes": {},
+        "Error": "",
+    }
+
+
+def test_an_error_has_every_key_that_kube_scheduler_knows(world: World) -> None:
+    for body in (b"", b"{}", b'{"Pod":{}}', b"nonsense"):
+        answer = json.loads(world.extender.filter(body))
+        assert answer.pop("Error")
+        keys = ("Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes")
+        assert answer == dict.fromkeys(keys)
 
 
 @settings(max_examples=300, deadline=None)

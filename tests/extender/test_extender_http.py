@@ -74,6 +74,29 @@ async def test_routes_are_gpushares_and_more() -> None:
     assert (await call(app, "POST", "/mutate", b"{}"))[0] == 400
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/version"),
+        ("GET", "/healthz"),
+        ("GET", "/readyz"),
+        ("GET", "/gpushare-scheduler/inspect"),
+        ("GET", "/gpushare-scheduler/inspect/n"),
+        ("POST", "/gpushare-scheduler/filter"),
+        ("POST", "/gpushare-scheduler/prioritize"),
+        ("POST", "/gpushare-scheduler/preempt"),
+        ("POST", "/gpushare-scheduler/bind"),
+        ("POST", "/mutate"),
+    ],
+)
+async def test_a_slash_at_the_end_changes_nothing(method: str, path: str) -> None:
+    """gpushare redirects to the path without it; whoever follows gets the same answer."""
+    app, body = make_app(), b"{}" if method == "POST" else b""
+    plain = await call(app, method, path, body)
+    assert plain[0] not in (404, 405)
+    assert await call(app, method, f"{path}/", body) == plain
+
+
 async def test_ready_only_once_the_cache_is_complete() -> None:
     assert (await call(make_app(), "GET", "/readyz"))[0] == 200
     assert await call(make_app(ready=False), "GET", "/readyz") == (503, b"the cache is not synced")

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import httptools
 import msgspec
 import pytest
-from builders import plain_node, pod
+from builders import agent_node, plain_node, pod
 
 from gpuslice import names
 from gpuslice.clock import SystemClock
@@ -81,7 +81,7 @@ async def site() -> AsyncIterator[Site]:
     server = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
     await server.start()
     made = Site(server)
-    await made.create(plain_node("n", 30, 2))
+    await made.create(agent_node("n", 15, 15))
     async with asyncio.timeout(30):
         yield made
     await server.stop()

@@ -157,9 +157,10 @@ def test_9a11_a_word_that_is_no_index_disables_no_gpu(world: World, text: str, l
     """gpushare took every word that is no number, even none at all, for GPU 0."""
     world.cluster.set_node(plain_node("n", 30, 2))
     world.cluster.set_unhealthy("n", text)
-    both = pod("a", 30, annotations={names.SHARES_ACROSS: "2"})
     assert fits(world, pod("a", 15), "n") == (["n"] if left else [])
-    assert fits(world, both, "n") == (["n"] if left == 2 else [])
+    gpus = world.cluster.gpus("n")
+    assert gpus is not None
+    assert sum(gpu.healthy for gpu in gpus.gpus) == left
 
 
 @pytest.mark.parametrize("index", [None, "9", "-1", "x"])

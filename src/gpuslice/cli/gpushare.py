@@ -25,6 +25,7 @@ class _Row:
     used: tuple[int, ...]
     totals: tuple[int, ...]
     pending: int
+    rest: int
 
     @property
     def all_used(self) -> int:
@@ -32,7 +33,8 @@ class _Row:
 
     @property
     def total(self) -> int:
-        return sum(self.totals)
+        """What the node has: of gpushare's own nodes also what their GPUs do not divide."""
+        return sum(self.totals) + self.rest
 
 
 def common_unit(views: Sequence[NodeView]) -> MemoryUnit:
@@ -96,6 +98,7 @@ def _row(view: NodeView, unit: MemoryUnit) -> _Row:
         tuple(map(unit.units_in, used)),
         tuple(map(unit.units_in, totals)),
         unit.units_in(sum(share.mib for share in view.pending)),
+        unit.units_in(view.unit.to_mib(view.rest_units)),
     )
 
 

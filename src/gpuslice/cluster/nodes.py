@@ -17,7 +17,8 @@ from gpuslice.units import MemoryUnit, parse_count, read_digits
 class NodeFacts:
     """A node's GPUs and what its device plugin lets the kubelet hand out now (units, whole GPUs by resource).
 
-    `problem` is a sentence if the node's own data could not be read; it then has no GPUs.
+    `problem` is a sentence if the node's own data could not be read; it then has no GPUs. `rest`: units that
+    the number of GPUs does not divide, on nodes that only say their total.
     """
 
     gpus: NodeGpus
@@ -25,6 +26,7 @@ class NodeFacts:
     whole: Mapping[str, int]
     address: str = "unknown"
     problem: str = ""
+    rest: int = 0
 
 
 def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] = ()) -> NodeFacts:
@@ -34,7 +36,8 @@ def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] =
     """
     address = next((a.address for a in node.status.addresses or () if a.type == "InternalIP"), "unknown")
     try:
-        gpus = decode_gpus(node.annotations) or _without_agent(node, default_unit)
+        published = decode_gpus(node.annotations)
+        gpus, rest = (published, 0) if published else _without_agent(node, default_unit)
         units = _count(node.status.allocatable, names.GPU_MEM)
         whole = {resource: _count(node.status.allocatable, resource) for resource in gpus.resources}
     except InputError as error:
@@ -45,11 +48,15 @@ def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] =
         else gpu
         for gpu in gpus.gpus
     )
-    return NodeFacts(NodeGpus(marked, gpus.unit), units, whole, address)
+    return NodeFacts(NodeGpus(marked, gpus.unit), units, whole, address, rest=rest)
 
 
-def _without_agent(node: Node, default_unit: MemoryUnit) -> NodeGpus:
-    """gpushare's nodes: the node's total split evenly. NVIDIA's: whole GPUs of unknown memory."""
+def _without_agent(node: Node, default_unit: MemoryUnit) -> tuple[NodeGpus, int]:
+    """gpushare's nodes: the node's total split evenly, and the rest. NVIDIA's: whole GPUs of unknown memory.
+
+    Only our agent knows which GPU the ids of a container are of; gpushare's plugin gives all containers of a
+    pod the one that is in its annotation. So the GPUs are `lone`.
+    """
     unit = default_unit
     if names.MEMORY_UNIT in node.annotations:
         unit = MemoryUnit.parse(node.annotations[names.MEMORY_UNIT])
@@ -59,14 +66,14 @@ def _without_agent(node: Node, default_unit: MemoryUnit) -> NodeGpus:
         units, count = 0, _count(capacity, names.WHOLE_GPU)
     count = min(count, MAX_GPUS)
     size = unit.to_mib(units // count) if count else 0
-    gpus = [Gpu(i, f"{node.name}/gpu{i}", "", min(size, 2**31 - 1)) for i in range(count)]
+    gpus = [Gpu(i, f"{node.name}/gpu{i}", "", min(size, 2**31 - 1), lone=True) for i in range(count)]
     for resource in sorted(capacity or {}):
         if resource.startswith(names.MIG_PREFIX) or resource == names.SHARED_GPU:
             # NVIDIA's device plugin: how many there are is all that it says.
             for i in range(min(_count(capacity, resource), MAX_GPUS - len(gpus))):
                 uuid = f"{node.name}/{resource}/{i}"
                 gpus.append(Gpu(len(gpus), uuid, "", 0, resource=resource, shareable=False))
-    return NodeGpus(tuple(gpus), unit)
+    return NodeGpus(tuple(gpus), unit), units % count if count else 0
 
 
 def _count(amounts: Mapping[str, str | int | float] | None, resource: str) -> int:

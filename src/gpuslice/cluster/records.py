@@ -87,3 +87,5 @@ class NodeView:
     problem: str = field(default="")
     allocatable_devices: int = 0
     """Whole GPUs and MIG devices that the kubelet has to hand out."""
+    rest_units: int = 0
+    """Of gpushare's nodes: units that are left over where the total is split evenly. Nobody can have them."""

@@ -344,6 +344,7 @@ class Cluster:
             facts.units,
             facts.problem,
             sum(facts.whole.values()),
+            facts.rest,
         )
 
     def snapshots(self) -> list[NodeView]:

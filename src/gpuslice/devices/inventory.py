@@ -68,6 +68,7 @@ class Gpu:
     apart: Apart = Apart.NO
     packed: bool = False
     numa_node: int | None = None
+    lone: bool = False
 
     @property
     def device(self) -> str:

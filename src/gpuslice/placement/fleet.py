@@ -46,6 +46,7 @@ CODES: tuple[Code, ...] = (
     Code.INSUFFICIENT,
     Code.UNHEALTHY,
     Code.UNDECIDED,
+    Code.NEEDS_AGENT,
 )
 """What the numbers in an array of codes mean; 0 is a yes."""
 _NUMBER = {code: number for number, code in enumerate(CODES)}
@@ -118,6 +119,7 @@ class Fleet:
             self._grow(rows=row + 1, slots=len(gpus.gpus))
         self._gpus[row] = gpus
         self._clear(row)
+        self._lone[row] = any(gpu.lone for gpu in gpus.gpus)
         count = len(gpus.gpus)
         self._total[:count, row] = [gpu.memory_mib for gpu in gpus.gpus]
         self._healthy[:count, row] = [gpu.healthy for gpu in gpus.gpus]
@@ -166,6 +168,7 @@ class Fleet:
                 gpu.shareable,
                 gpu.apart,
                 gpu.packed,
+                gpu.lone,
             )
             for slot, gpu in enumerate(inventory.gpus)
         ]
@@ -224,6 +227,8 @@ class Fleet:
             self._refuse_shares(request, refuse, end)
         if units and (whole or not _one_leg(request)):
             self._settle_exactly(request, codes)
+        if not _together(request):
+            refuse(self._lone[:end], Code.NEEDS_AGENT)
         refuse(self._units_left[:end] < units, Code.NODE_FULL)
         for resource, count in whole.items():
             if (kind := self._kinds.get(resource)) is not None:
@@ -360,8 +365,11 @@ class Fleet:
             for some, slots in ((rows[mine & few], FEW), (rows[mine & ~few], self._slots)):
                 usable = self._healthy[:slots, some] & self._shareable[:slots, some]
                 free = np.where(usable, self._free[:slots, some], np.int32(-1))
-                fits = self._take_whole(request, some, free)
-                fits &= straight_down(legs, free) | straight_down(together, free)
+                known = self._take_whole(request, some, free)
+                lone = self._lone[some]
+                one_gpu, fits = straight_down(together, free), straight_down(legs, free)
+                codes[some[known & lone & fits & ~one_gpu]] = _NUMBER[Code.NEEDS_AGENT]
+                fits = known & (fits | one_gpu)
                 unsure[some[fits]] = False
                 no = some[~fits][hopeless(legs, free[:, ~fits])]
                 codes[no] = _NUMBER[Code.INSUFFICIENT]
@@ -457,6 +465,7 @@ class Fleet:
             array[:, row] = 0
         self._unit[row] = 1
         self._units_left[row] = 0
+        self._lone[row] = False
 
     def _allocate(self, rows: int, slots: int) -> None:
         self._slots = slots
@@ -475,6 +484,8 @@ class Fleet:
         self._unit: npt.NDArray[np.int32] = np.ones(rows, np.int32)
         self._units_left: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
         self._whole_left: npt.NDArray[np.int64] = np.zeros((2 * len(self._kinds), rows), np.int64)
+        # True where all shares of a pod must be on one GPU.
+        self._lone: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
         # Summaries over the GPUs of a node: the largest room in units (of healthy ones, of any), the units
         # that the node has in all, the number of GPUs that could be given away whole (healthy ones, any), the
         # number of GPUs.

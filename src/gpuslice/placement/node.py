@@ -49,9 +49,12 @@ def place(
     taken = {grant.gpu for grant in grants}
     left = [room for room in rooms if room.healthy and room.shareable and room.uuid not in taken]
     code = Code.INSUFFICIENT
+    lone = any(room.lone for room in left)
     for parties in _plans(request, unit):
         legs, free = [party.leg for party in parties], [(room.free_mib, room.index) for room in left]
         chosen = divide(legs, free, policy, steps)
+        if lone and (len(legs) > 1 or any(leg.gpus > 1 for leg in legs)) and chosen is not Code.INSUFFICIENT:
+            return refusal(Code.NEEDS_AGENT, node)
         if not isinstance(chosen, Code):
             grants += _grants(parties, [[left[i] for i in pick] for pick in chosen], unit)
             order = {c.name: i for i, c in enumerate(request.containers)}

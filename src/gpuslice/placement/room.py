@@ -14,7 +14,7 @@ class GpuRoom:
     """What is left of one GPU. `free_mib` is signed: an over-committed GPU has less than nothing.
 
     `holders` counts the pods on it; a GPU can be given whole, as one of `resource`, only if there is none.
-    `parent`, `shareable`, `apart` and `packed` as `devices.inventory.Gpu` has them.
+    `parent`, `shareable`, `apart`, `packed` and `lone` as `devices.inventory.Gpu` has them.
     """
 
     index: int
@@ -28,6 +28,7 @@ class GpuRoom:
     shareable: bool = True
     apart: Apart = Apart.NO
     packed: bool = False
+    lone: bool = False
 
     @property
     def free(self) -> bool:

@@ -28,6 +28,7 @@ class Code(StrEnum):
     NODE_FULL = "node_allocatable_exhausted"
     UNHEALTHY = "gpu_unhealthy"
     UNDECIDED = "too_many_ways_to_divide"
+    NEEDS_AGENT = "several_gpus_need_the_agent"
     BAD_REQUEST = "bad_request"
     ALREADY_BOUND = "already_bound"
     WRONG_POD = "wrong_pod"
@@ -68,6 +69,10 @@ _TEXTS: Mapping[Code, str] = {
     Code.SAME_DEVICE: "Insufficient free replicas of as many different GPUs as a container asks for",
     Code.NODE_FULL: "the device plugin of the node offers no more of the GPU resource",
     Code.UNHEALTHY: "the GPUs with enough memory are unhealthy",
+    Code.NEEDS_AGENT: (
+        "Insufficient GPU Memory in one device for all containers of the pod; with gpuslice's agent on the "
+        "node they could be on several"
+    ),
     Code.UNDECIDED: (
         "the pod's containers can be divided among the GPUs in too many ways to try them all; "
         "ask for fewer different sizes"

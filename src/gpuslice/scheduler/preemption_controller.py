@@ -36,6 +36,7 @@ SINGLE_GPU: Final = frozenset(
     (
         Code.INSUFFICIENT,
         Code.INSUFFICIENT_GPUS,
+        Code.NEEDS_AGENT,
         Code.NO_WHOLE_GPU,
         Code.NO_MIG_DEVICE,
         Code.NO_REPLICA,

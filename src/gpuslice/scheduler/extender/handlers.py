@@ -67,24 +67,35 @@ class Extender:
 
     # --- filter -----------------------------------------------------------------------------------
     def filter(self, body: bytes) -> bytes:
-        """ExtenderArgs to ExtenderFilterResult. Never raises: what is wrong stands in `Error`."""
+        """ExtenderArgs to ExtenderFilterResult. Never raises: what is wrong stands in `Error`.
+
+        What the pod asks for may be wrong, too: that is why each node refuses it, and fails nothing.
+        """
         try:
             args = wire.decode(body, wire.FilterArgs)
             pod = wire.decode_pod(args.pod)
             if pod is None:
                 return wire.filter_error("arg or pod is nil")
-            request = self._cluster.request_of(pod)
-            if request and (why := self._cluster.gate.closed()):
-                return wire.filter_error(why)
-            self._remember(pod)
+            items: dict[str, msgspec.Raw] | None = None
             if wire.given(args.node_names):
-                return self._filter(pod, request, self._lists.get(bytes(args.node_names)), None)
-            if wire.given(args.nodes):
+                nodes = self._lists.get(bytes(args.node_names))
+            elif wire.given(args.nodes):
                 items = wire.decode_nodes(args.nodes)
-                return self._filter(pod, request, self._lists.of(list(items)), items)
+                nodes = self._lists.of(list(items))
+            else:
+                return wire.filter_error("cannot get node names")
         except InputError as error:
             return wire.filter_error(str(error))
-        return wire.filter_error("cannot get node names")
+        try:
+            request = self._cluster.request_of(pod)
+        except InputError as error:
+            self._metrics.verdicts.labels("filter", Code.BAD_REQUEST.value).inc(len(nodes.names))
+            failed = msgspec.json.encode(dict.fromkeys(nodes.names, str(error)))
+            return wire.filter_result(b"[]", _whole([] if items is not None else None), failed)
+        if request and (why := self._cluster.gate.closed()):
+            return wire.filter_error(why)
+        self._remember(pod)
+        return self._filter(pod, request, nodes, items)
 
     def _filter(
         self, pod: Pod, request: PodRequest, nodes: NodeList, items: dict[str, msgspec.Raw] | None
@@ -105,11 +116,10 @@ class Extender:
         for number, count in zip(*np.unique(codes, return_counts=True), strict=True):
             self._metrics.verdicts.labels("filter", CODES[number].value).inc(int(count))
         names, failed = nodes.fitting(codes), nodes.failed(codes)
-        whole = b"null"
+        kept = None
         if items is not None:
             kept = [raw for (raw, code) in zip(items.values(), codes, strict=True) if not code]
-            whole = msgspec.json.encode({"metadata": {}, "items": kept})
-        return wire.filter_result(names, whole, failed)
+        return wire.filter_result(names, _whole(kept), failed)
 
     def _remember(self, pod: Pod) -> None:
         if pod.uid:
@@ -244,6 +254,11 @@ class Extender:
         return await summed_up(self._cluster, self._metrics)
 
 
+def _whole(items: list[msgspec.Raw] | None) -> bytes:
+    """`Nodes`: a list of whole nodes, null if none was sent."""
+    return b"null" if items is None else msgspec.json.encode({"metadata": {}, "items": items})
+
+
 def _inspect(view: NodeView) -> dict[str, object]:
     units = view.unit.units_in
     devs = [
@@ -261,7 +276,7 @@ def _inspect(view: NodeView) -> dict[str, object]:
     ]
     return {
         "name": view.name,
-        "totalGPU": sum(units(gpu.total_mib) for gpu in view.gpus),
+        "totalGPU": sum(units(gpu.total_mib) for gpu in view.gpus) + view.rest_units,
         "usedGPU": sum(units(gpu.used_mib) for gpu in view.gpus),
         "devs": devs,
     }

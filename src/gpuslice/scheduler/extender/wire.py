@@ -177,7 +177,15 @@ def encode_victims(kept: Mapping[str, Victims]) -> bytes:
 
 def filter_error(message: str) -> bytes:
     """ExtenderFilterResult that fails the whole attempt; kube-scheduler shows the text as the event."""
-    return msgspec.json.encode({"Nodes": None, "NodeNames": None, "FailedNodes": None, "Error": message})
+    return msgspec.json.encode(
+        {
+            "Nodes": None,
+            "NodeNames": None,
+            "FailedNodes": None,
+            "FailedAndUnresolvableNodes": None,
+            "Error": message,
+        }
+    )
 
 
 def filter_result(names: bytes, nodes: bytes, failed: bytes) -> bytes:
