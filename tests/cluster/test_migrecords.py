@@ -63,6 +63,10 @@ def test_nothing_written_is_nothing_said() -> None:
         lambda record: record["gpus"][0]["instances"][0].update(profile="9g.9gb"),
         lambda record: record["gpus"][0]["instances"][0].update(start=3),
         lambda record: record.pop("kinds"),
+        lambda record: record["kinds"][0].update(memory=10**9),
+        lambda record: record["kinds"][0]["profiles"][0].update(starts=[0] * 10_000),
+        lambda record: record["gpus"][0].update(kind=-1),
+        lambda record: record["gpus"].extend(record["gpus"] * 100),
     ],
 )
 def test_a_damaged_record_is_one_sentence_that_names_the_annotation(change: object) -> None:

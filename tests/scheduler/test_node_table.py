@@ -146,6 +146,34 @@ def test_host_port_on_different_addresses_is_no_conflict() -> None:
     assert fits(table, pod(containers=ports(8080))) == {"n1"}
 
 
+def test_what_no_node_has_costs_no_room_and_counts_once_a_node_has_it() -> None:
+    """Pods that were bound by hand, each with a resource of a name of its own."""
+    table = table_of(node("n1"))
+    before = table._used.nbytes
+    for number in range(300):
+        limits = {"limits": {f"example.com/r{number}": "1"}}
+        table.set_pod(pod(f"p{number}", "n1", containers=[{"name": "c", "resources": limits}]))
+    assert table._used.nbytes == before
+    for _ in range(2):
+        table.set_node(node("n1", pods="1000", **{"example.com/r7": "2"}))
+        asking = [{"name": "c", "resources": {"limits": {"example.com/r7": "1"}}}]
+        assert fits(table, pod(containers=asking)) == {"n1"}
+        asking = [{"name": "c", "resources": {"limits": {"example.com/r7": "2"}}}]
+        assert fits(table, pod(containers=asking)) == set()
+        table.drop_node("n1")
+
+
+def test_many_ports_are_held_against_many_in_as_many_steps() -> None:
+    table = table_of(node("n1"))
+    many = [
+        {"containerPort": 80, "hostPort": n % 60_000 + 1, "hostIP": f"10.0.0.{n // 60_000}"}
+        for n in range(120_000)
+    ]
+    table.set_pod(pod("a", "n1", containers=[container(ports=many)]))
+    other = [{**port, "hostIP": "10.9.9.9"} for port in many[:60_000]]
+    assert fits(table, pod(containers=[container(ports=other)])) == {"n1"}
+
+
 def test_finished_pod_takes_nothing() -> None:
     table = table_of(node("n1", pods="1"))
     table.set_pod(pod("a", "n1"))

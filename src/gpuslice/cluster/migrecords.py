@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -75,13 +76,18 @@ def placements(of: MigLayout) -> tuple[str, ...]:
     return tuple(f"{device}@{gi.start}" for gi in of.instances for device in gi.devices)
 
 
+_Slices = Annotated[int, msgspec.Meta(ge=0, le=64)]
+"""Slices of one GPU, or their number: no GPU has more, and plans cost with them."""
+_Short = msgspec.Meta(max_length=64)
+
+
 class _Profile(msgspec.Struct, frozen=True, gc=False):
     name: str
     enum: int
     id: int
-    size: int
-    starts: list[int]
-    most: int
+    size: _Slices
+    starts: Annotated[list[_Slices], _Short]
+    most: _Slices
 
 
 class _Limit(msgspec.Struct, frozen=True, gc=False):
@@ -92,37 +98,37 @@ class _Limit(msgspec.Struct, frozen=True, gc=False):
 
 class _Kind(msgspec.Struct, frozen=True, gc=False):
     name: str
-    memory: int
-    compute: int
-    profiles: list[_Profile]
-    limits: list[_Limit]
+    memory: _Slices
+    compute: _Slices
+    profiles: Annotated[list[_Profile], _Short]
+    limits: Annotated[list[_Limit], _Short]
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False):
-    slices: int
+    slices: _Slices
     id: int
     uuid: str = ""
 
 
 class _Instance(msgspec.Struct, frozen=True, gc=False):
     profile: str
-    start: int
+    start: _Slices
     id: int
-    parts: list[_Part]
+    parts: Annotated[list[_Part], _Short]
 
 
 class _Gpu(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     uuid: str
     index: int
-    kind: int
+    kind: _Slices
     enabled: bool = False
     healthy: bool = True
-    instances: list[_Instance] = []
+    instances: Annotated[list[_Instance], _Short] = []
 
 
 class _Record(msgspec.Struct, frozen=True, gc=False):
-    kinds: list[_Kind]
-    gpus: list[_Gpu]
+    kinds: Annotated[list[_Kind], _Short]
+    gpus: Annotated[list[_Gpu], _Short]
 
 
 _records = msgspec.json.Decoder(_Record)

@@ -97,11 +97,11 @@ class NodeTable:
         if row is None:
             row = self._new_row(node.name)
         self._nodes[row] = node
-        if old is None or old.status.allocatable != node.status.allocatable:
-            self._set_total(row, node)
         if old is None:
             for tenant in self._on.get(node.name, {}).values():
                 self._charge(row, tenant.footprint, 1)
+        if old is None or old.status.allocatable != node.status.allocatable:
+            self._set_total(row, node)
         if old is None or _statics(old) != _statics(node):
             for rules, answers in self._answers.items():
                 self._answer(rules, answers, row)
@@ -332,12 +332,17 @@ class NodeTable:
             column = self._column[name] = len(self._total)
             self._total = np.pad(self._total, ((0, 1), (0, 0)))
             self._used = np.pad(self._used, ((0, 1), (0, 0)))
+            for node, tenants in self._on.items():
+                if (row := self._row.get(node)) is not None:
+                    taken = (dict(tenant.footprint.amounts).get(name, 0) for tenant in tenants.values())
+                    self._used[column, row] = sum(taken)
         return column
 
     def _charge(self, row: int, footprint: Footprint, sign: int) -> None:
         for name, amount in footprint.amounts:
-            column = self._column_of(name)
-            self._used[column, row] += sign * amount
+            # Pods can ask for anything; what no node has takes no room here.
+            if (column := self._column.get(name)) is not None:
+                self._used[column, row] += sign * amount
         self._used[3, row] += sign
 
     def _tally(self, tenant: Tenant, sign: int) -> None:

@@ -25,6 +25,7 @@ PODS: Final = "pods"
 MOST: Final = 2**60
 """More than any node has; keeps sums within int64."""
 
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - what a pod asks for, not what we listen on
 Amounts = Mapping[str, str | int | float]
 Port = tuple[str, str, int]
 """(protocol, host IP, port); the IP 0.0.0.0 stands for all."""
@@ -70,11 +71,14 @@ def read_amounts(amounts: Amounts, field: str) -> dict[str, int]:
 
 
 def conflict(wanted: frozenset[Port], taken: frozenset[Port]) -> bool:
-    """True if one of the wanted host ports is taken."""
+    """True if one of the wanted host ports is taken. Steps: as many as there are of both."""
+    addresses: dict[tuple[str, int], set[str]] = {}
+    for protocol, ip, port in taken:
+        addresses.setdefault((protocol, port), set()).add(ip)
     return any(
-        protocol == other and port == used and (ip == address or "0.0.0.0" in (ip, address))  # noqa: S104
+        bool(there) and (ip == EVERYWHERE or ip in there or EVERYWHERE in there)
         for protocol, ip, port in wanted
-        for other, address, used in taken
+        if (there := addresses.get((protocol, port)))
     )
 
 
