@@ -12,7 +12,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,6 @@ from .processes import Process
 
 EACH = 6
 SLOW_SECONDS = 1.0
-KILLS = 3
-OUTAGE_SECONDS = 12.0
 LATE = "late:e2e"
 SLICES = "/var/lib/kubelet/gpuslice/slices"
 
@@ -205,80 +202,7 @@ def test_an_extender_with_a_slow_api_server(alone: Alone, cluster: RealCluster) 
         assert not [p for p in pods_of(cluster) if p["status"]["phase"] == "Failed"]
 
 
-def test_an_extender_that_is_killed_again_and_again(alone: Alone, cluster: RealCluster) -> None:
-    """kube-scheduler goes on asking while its lists, which come late, are not complete: nobody is promised what
-    another one has. (An extender that answers from half a picture promised one GPU 56 of 40.)"""
-    with slow_api(alone):
-        cluster.apply(deployment("churn", 20, gpu_pod("", 10)))  # 16 of them fit
-        for _ in range(KILLS):
-            cluster.wait(lambda: len(promised(cluster)) >= 8, 60, "all GPUs to be in use")
-            alone.extender.kill()
-            gone = [p["metadata"]["name"] for p in pods_of(cluster) if p["spec"].get("nodeName")][:4]
-            cluster.kubectl("delete", "pods", *gone, "--wait=false")
-            alone.extender.start()
-            cluster.wait(partial(is_ready_and_nothing_too_much, alone), 60, "the extender to be ready")
-        cluster.wait(
-            lambda: is_ready_and_nothing_too_much(alone) and running(cluster) == 16, 120, "16 pods to run"
-        )
-        truth.demand(cluster)
-
-
-def test_pods_that_waited_through_an_outage(alone: Alone, cluster: RealCluster) -> None:
-    """The room comes in the moments in which everybody finds the way back to the API server. (A no of an extender that
-    does not know of the room yet would be kube-scheduler's last word for 5 minutes; kubelets may need 50 s.)"""
-    cluster.apply(deployment("first", 8, gpu_pod("", 21)))
-    truth.check(cluster, pods=8)
-    cluster.apply([gpu_pod(f"waits-{n}", 21) for n in range(8)])
-    cluster.wait(lambda: refused(cluster) == 8, 30, "the others to be refused")
-    alone.cluster.apiserver.kill()
-    time.sleep(OUTAGE_SECONDS)
-    alone.cluster.apiserver.start()
-    alone.cluster.wait_for_apiserver()
-    cluster.kubectl("delete", "deployment", "first", "--wait=false")
-    cluster.wait(lambda: running(cluster, "waits-") == 8, 120, "those that waited to run")
-
-
 # --- help
-
-
-def promised(cluster: RealCluster) -> dict[str, int]:
-    """GPU -> MiB that living pods were promised."""
-    found: dict[str, int] = {}
-    for pod in pods_of(cluster):
-        record = (pod["metadata"].get("annotations") or {}).get(names.ALLOCATION)
-        if record and pod["status"]["phase"] not in ("Succeeded", "Failed"):
-            for container in json.loads(record).values():
-                for gpu, mib in container.items():
-                    found[gpu] = found.get(gpu, 0) + mib
-    return found
-
-
-def is_ready_and_nothing_too_much(alone: Alone) -> bool:
-    too_much = {gpu: mib for gpu, mib in promised(alone.cluster).items() if mib > 21504}
-    assert not too_much, f"promised twice: {too_much}"
-    url = f"http://{alone.extender_address}/readyz"
-    try:
-        with urllib.request.urlopen(url, timeout=10) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
-
-
-def running(cluster: RealCluster, prefix: str = "") -> int:
-    return len(
-        [
-            p
-            for p in pods_of(cluster)
-            if p["status"]["phase"] == "Running"
-            and "deletionTimestamp" not in p["metadata"]
-            and p["metadata"]["name"].startswith(prefix)
-        ]
-    )
-
-
-def refused(cluster: RealCluster) -> int:
-    conditions = (p["status"].get("conditions") or () for p in pods_of(cluster))
-    return len([c for of_pod in conditions for c in of_pod if c.get("reason") == "Unschedulable"])
 
 
 def pods_of(cluster: RealCluster) -> list[Object]:
