@@ -27,15 +27,20 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "tests/nvml")]
 
 from build import binaries, versions  # noqa: E402
 from differences import why  # noqa: E402
-from migstories import CONFIG, STORIES, WRONG_FILES, MigStory  # noqa: E402
+from migstories import CONFIG, STATE, STORIES, WRONG_FILES, MigStory  # noqa: E402
 from place import Place, library  # noqa: E402
 from scenarios import SCENARIOS, Scenario  # noqa: E402
 from sides import Ours, Running, Side, Theirs  # noqa: E402
 
 from gpuslice.devices.preferred import pair_score  # noqa: E402
+from gpuslice.devices.sharing import device_of  # noqa: E402
 from machine import facts as machine_facts  # noqa: E402
 
-HEALTH_SECONDS = 3.0
+HEALTH_SECONDS = 5.0
+ENDED = ("runs", "registers", "says", "resources", "label error")
+"""What says that a side has ended; all else of that scenario has nobody to be compared with."""
+
+TIMESTAMP = "nvidia.com/gfd.timestamp"
 
 Facts = dict[str, Any]
 
@@ -50,7 +55,9 @@ class Comparison:
         for what in dict.fromkeys([*theirs, *ours]):
             one, other = theirs.get(what), ours.get(what)
             row: Facts = {"scenario": scenario, "what": what, "same": one == other, "theirs": one}
-            if one != other:
+            if what not in ENDED and _ended(what, theirs) != _ended(what, ours):
+                row |= {"same": False, "ours": other, "alone": True}
+            elif one != other:
                 row |= {"ours": other, "why": why(scenario, what)}
             self.rows.append(row)
 
@@ -58,7 +65,12 @@ class Comparison:
         """Numbers by scenario, and everything that differs."""
         scenarios: dict[str, Facts] = {}
         for row in self.rows:
-            one = scenarios.setdefault(row["scenario"], {"compared": 0, "same": 0, "different": []})
+            one = scenarios.setdefault(
+                row["scenario"], {"compared": 0, "same": 0, "alone": 0, "different": []}
+            )
+            if row.get("alone"):
+                one["alone"] += 1
+                continue
             one["compared"] += 1
             one["same"] += row["same"]
             if not row["same"]:
@@ -67,16 +79,23 @@ class Comparison:
 
     def told(self, verbose: bool) -> bool:
         """Print what differs; False if something does that should not."""
-        for row in self.rows:
+        rows = [row for row in self.rows if not row.get("alone")]
+        for row in rows:
             if row["same"] or (row["why"] and not verbose):
                 continue
             print(f"\n{row['scenario']}: {row['what']}" + (f" ({row['why']})" if row["why"] else ""))
             print(f"  theirs: {json.dumps(row['theirs'])}\n  ours:   {json.dumps(row['ours'])}")
-        same = sum(row["same"] for row in self.rows)
-        meant = sum(not row["same"] and bool(row["why"]) for row in self.rows)
-        print(f"\n{len(self.rows)} compared: {same} the same, {meant} differ on purpose, ", end="")
-        print(f"{len(self.rows) - same - meant} differ")
-        return same + meant == len(self.rows)
+        same = sum(row["same"] for row in rows)
+        meant = sum(not row["same"] and bool(row["why"]) for row in rows)
+        alone = len(self.rows) - len(rows)
+        print(f"\n{len(rows)} compared: {same} the same, {meant} differ on purpose, ", end="")
+        print(f"{len(rows) - same - meant} differ; {alone} more where one of the two had ended")
+        return same + meant == len(rows)
+
+
+def _ended(what: str, facts: Mapping[str, Any]) -> bool:
+    """True if the program that would have said this had ended: of labels it is feature discovery."""
+    return "label error" in facts if what.startswith("label ") else not facts.get("runs", True)
 
 
 async def lived(side: Side, scenario: Scenario, place: Place) -> Facts:
@@ -101,9 +120,10 @@ async def lived(side: Side, scenario: Scenario, place: Place) -> Facts:
             facts |= await sickened(running, scenario, place)
         if scenario.labels:
             labels = await side.labels(place, env, running)
-            facts |= {
-                f"label {key}": value for key, value in labels.items() if key != "nvidia.com/gfd.timestamp"
-            }
+            stamp = labels.pop(TIMESTAMP, None)
+            facts |= {f"label {key}": value for key, value in labels.items()}
+            if "error" not in labels:
+                facts[f"label {TIMESTAMP} is there"] = stamp is not None
     return facts
 
 
@@ -121,12 +141,17 @@ def announced(running: Running) -> Facts:
 
 async def asked(running: Running, scenario: Scenario) -> Facts:
     facts: Facts = {}
-    for resource, free, size in scenario.prefers:
+    for resource, free, size, *must in scenario.prefers:
         if resource not in running.recorder.plugins:
             continue
         ids = list(running.recorder.announced().get(resource, {}))[-free:]
-        chosen = await running.recorder.prefer(resource, ids, (), size)
-        facts[f"GetPreferredAllocation {resource}: {size} of {free}"] = nearness(chosen, running.place)
+        included = [ids[place] for place in must]
+        chosen = await running.recorder.prefer(resource, ids, included, size)
+        name = f"GetPreferredAllocation {resource}: {size} of {free}"
+        name += f", with {', '.join(map(str, must))}" if must else ""
+        facts[name] = nearness(chosen, running.place)
+        facts[f"{name}: of which devices"] = sorted(map(device_of, chosen))
+        facts[f"{name}: has what it must"] = set(included) <= set(chosen)
     for resource, places in scenario.asks:
         ids = list(running.recorder.announced().get(resource, {}))
         wanted = [ids[one] if one < len(ids) else "GPU-nope" for one in places]
@@ -193,15 +218,29 @@ def told(side: Side, story: MigStory, place: Place) -> Facts:
     facts: Facts = {}
     place.hardware.now(*story.now)
     for number, words in enumerate(story.commands, 1):
-        done = side.mig(place, *words, stdin=CONFIG if "-" in words else "")
+        file = place.folder / "state.json"
+        command = [str(file) if word == STATE else word for word in words]
+        done = side.mig(place, *command, stdin=CONFIG if "-" in words else "")
         name = f"{number}. {' '.join(words)}"
         facts[f"{name}: succeeds"] = not done.code
-        if words[0] == "export":
-            facts[f"{name}: printed"] = yaml.safe_load(done.out) if not done.code else done.words()
+        if words[0] in ("export", "generate-config"):
+            facts[f"{name}: printed"] = plain(yaml.safe_load(done.out)) if not done.code else done.words()
+        elif words[0] == "checkpoint" and not done.code:
+            facts[f"{name}: written"] = json.loads(file.read_text())
         elif done.code or words[0] == "assert":
             facts[f"{name}: says"] = done.words()
         facts[f"{name}: layout"] = layout(place)
     return facts
+
+
+def plain(document: Any) -> Any:
+    """A file of mig-parted's without the choices of its writer: a filter or a list of one, none or {}."""
+    for entries in document["mig-configs"].values():
+        for entry in entries:
+            entry["mig-devices"] = entry.get("mig-devices") or {}
+            if isinstance(entry.get("device-filter"), str):
+                entry["device-filter"] = [entry["device-filter"]]
+    return document
 
 
 def layout(place: Place) -> list[str]:

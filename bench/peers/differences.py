@@ -15,6 +15,31 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "a library is mounted under its links' names where no hook of NVIDIA's toolkit makes them",
     ),
     (
+        ".*",
+        "label nvidia.com/gfd.timestamp is there",
+        "it says when feature discovery was started; the agent writes it for Node Feature Discovery alone",
+    ),
+    (
+        "8xA100, none",
+        r"GetPreferredAllocation nvidia.com/gpu: (2 of 8|1 of 3): of which devices",
+        "of sets that are equally near ours is the first, NVIDIA's one by chance (a Go map)",
+    ),
+    (
+        "2xT4, 4 replicas, packed",
+        r"GetPreferredAllocation nvidia.com/gpu: [23] of 8: of which devices",
+        "of GPUs of which equally many are given out ours is the first, NVIDIA's one by chance (a Go map)",
+    ),
+    (
+        "8xA100, mixed, all-balanced",
+        "GetPreferredAllocation nvidia.com/mig-1g.5gb: .*: of which devices",
+        "MIG devices are preferred beside others in use, so that GPUs can be cut anew; NVIDIA's are spread",
+    ),
+    (
+        "mig-parted, checkpoint of divided instances",
+        r".*restore.*: layout",
+        "compute instances are made again in the order in which apply made them, so that UUIDs are as before",
+    ),
+    (
         "cdi-cri, single",
         "CDI .*=GPU-.*",
         "GPUs that are cut have a name in the specification, too; nobody is given them",
@@ -42,7 +67,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "mixed, parts of an instance",
-        ".*",
+        "runs|registers|says|resources|label error",
         "NVIDIA's plugin does not start where a GPU instance is divided; here the parts are resources",
     ),
     (
@@ -71,11 +96,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "sick after .*",
         "NVIDIA's plugin cannot say which GPU it was: all become unhealthy",
     ),
-    (_LOST, ".*", "the other GPUs go on; NVIDIA's programs end"),
+    (_LOST, "runs|registers|says|resources|label error", "the other GPUs go on; NVIDIA's programs end"),
     ("no GPU at all", "label .*", "a node without GPUs has no labels about them"),
     (
         "a misplaced key",
-        ".*",
+        "runs|registers|says|resources",
         "an error that names the place; NVIDIA's plugin takes no notice of the key",
     ),
     (

@@ -17,6 +17,8 @@ class MigStory:
     now: tuple[str, ...] = ()
 
 
+STATE = "STATE"
+"""In a command: the file of a checkpoint."""
 CONFIG = """
 version: v1
 mig-configs:
@@ -30,6 +32,10 @@ mig-configs:
   - {devices: [1], mig-enabled: false}
   first-only: [{devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1}}]
   filtered: [{device-filter: '0x20B010DE', devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}]
+  overlapping:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 2}}
+  decimal: [{device-filter: '548409566', devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}]
   parts: [{devices: all, mig-enabled: true, mig-devices: {1c.4g.20gb: 2, 2c.4g.20gb: 1}}]
   eight: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}]
   too-much: [{devices: all, mig-enabled: true, mig-devices: {4g.20gb: 1, 3g.20gb: 1, 1g.5gb: 1}}]
@@ -90,6 +96,34 @@ STORIES = (
     ),
     _story("apply the mode only", "apply -f - -c all-balanced --mode-only", "export"),
     _story("skip the reset", "apply -f - -c all-enabled --skip-reset"),
+    _story(
+        "checkpoint, then restore",
+        _apply("all-balanced"),
+        f"checkpoint -f {STATE}",
+        _apply("all-enabled"),
+        f"restore -f {STATE}",
+        "export",
+    ),
+    _story(
+        "checkpoint of divided instances",
+        _apply("parts"),
+        f"checkpoint -f {STATE}",
+        _apply("all-enabled"),
+        f"restore -f {STATE}",
+    ),
+    _story("restore of nothing", f"restore -f {STATE}"),
+    _story("generate-config: A100", "generate-config", "generate-config -o json"),
+    _story("generate-config: H100", "generate-config", machine="8xH100-80"),
+    _story("generate-config: A30", "generate-config", machine="4xA30"),
+    _story(
+        "generate-config: A100 beside A30",
+        "generate-config",
+        machine=mixed("{model: A100-40}", "{model: A30}"),
+    ),
+    _story("generate-config: RTX PRO 6000", "generate-config", machine="RTX-PRO-6000"),
+    _story("all, then one otherwise", _apply("overlapping"), "export"),
+    _story("a decimal filter", _apply("decimal"), "export"),
+    _story("hooks that do nothing", "apply -f - -c all-balanced -k /dev/null", "export"),
     _story("only the first", _apply("first-only"), _assert("first-only")),
     _story("impossible: 8 x 1g.5gb", _apply("all-1g.5gb"), _apply("eight")),
     _story("impossible: 4g + 3g + 1g", _apply("all-balanced"), _apply("too-much")),

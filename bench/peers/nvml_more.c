@@ -44,13 +44,6 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, Gpu **found) {
   return leave(NOT_FOUND);
 }
 
-int nvmlDeviceGetIndex(Gpu *gpu, unsigned *index) {
-  BEGIN;
-  for (*index = 0; *index < listed_count; ++*index)
-    if (listed[*index] == gpu) return leave(OK);
-  return leave(gpu && gpu->kind == A_MIG ? UNSUPPORTED : INVALID);
-}
-
 int nvmlDeviceIsMigDeviceHandle(Gpu *gpu, unsigned *is_mig) {
   BEGIN;
   if (!gpu) return leave(INVALID);

@@ -139,7 +139,7 @@ class Place:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 

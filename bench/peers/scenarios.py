@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 A100 = "{model: A100-40, mig: [%s]}"
 
@@ -27,7 +28,8 @@ class Scenario:
     in the stand-in's lines; `later`: in mid-life. `config`: NVIDIA's configuration file.
 
     `resources`: how many resources are expected, to wait for. `asks`: (resource, places in the sorted ids).
-    `prefers`: (resource, how many of the ids are free, size). `xids`: (number, GPU, GI, CI) in mid-life.
+    `prefers`: (resource, how many of the ids are free, size, places in these that it must have).
+    `xids`: (number, GPU, GI, CI) in mid-life.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Scenario:
     env: dict[str, str] = field(default_factory=dict)
     resources: int = 1
     asks: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    prefers: tuple[tuple[str, int, int], ...] = ()
+    prefers: tuple[tuple[Any, ...], ...] = ()
     xids: tuple[tuple[int, ...], ...] = ()
     now: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
@@ -74,7 +76,12 @@ def sliced(replicas: int, *more: str) -> str:
 
 
 SCENARIOS = (
-    Scenario("8xA100, none", EIGHT, asks=TWO, prefers=((GPU, 8, 2), (GPU, 8, 4), (GPU, 3, 1))),
+    Scenario(
+        "8xA100, none",
+        EIGHT,
+        asks=TWO,
+        prefers=((GPU, 8, 2), (GPU, 8, 4), (GPU, 3, 1), (GPU, 8, 2, 5), (GPU, 8, 4, 1, 6), (GPU, 4, 4, 2)),
+    ),
     Scenario("8xA100, none, but cut", a100s(8, *BALANCED), asks=((GPU, (0,)),)),
     Scenario("8xA100, single, uncut", EIGHT, SINGLE),
     Scenario(
@@ -89,7 +96,7 @@ SCENARIOS = (
         MIXED,
         resources=3,
         asks=(("nvidia.com/mig-1g.5gb", (5, 2)), ("nvidia.com/mig-3g.20gb", (0,))),
-        prefers=(("nvidia.com/mig-1g.5gb", 16, 2),),
+        prefers=(("nvidia.com/mig-1g.5gb", 16, 2), ("nvidia.com/mig-1g.5gb", 16, 3, 7)),
     ),
     Scenario(
         "8xA100, mixed, half of them cut",
@@ -145,7 +152,20 @@ SCENARIOS = (
     Scenario("an id that is not there", EIGHT, asks=((GPU, (99,)),), labels=False),
     # --- replicas ---
     Scenario("2xT4, 4 replicas", "2xT4", config=sliced(4), asks=((GPU, (0,)), (GPU, (5, 1)))),
-    Scenario("2xT4, 4 replicas, preferred", "2xT4", config=sliced(4), prefers=((GPU, 8, 2), (GPU, 2, 1))),
+    Scenario(
+        "2xT4, 4 replicas, preferred",
+        "2xT4",
+        config=sliced(4),
+        prefers=((GPU, 8, 2), (GPU, 2, 1), (GPU, 8, 3, 5)),
+    ),
+    Scenario(
+        "2xT4, 4 replicas, packed",
+        "2xT4",
+        {"SHARED_DEVICES_ALLOCATION_POLICY": "packed"},
+        config=sliced(4),
+        prefers=((GPU, 8, 2), (GPU, 8, 3), (GPU, 7, 2), (GPU, 8, 2, 5)),
+        labels=False,
+    ),
     Scenario(
         "2xT4, 4 replicas, renamed",
         "2xT4",

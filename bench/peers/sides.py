@@ -21,7 +21,7 @@ from gpuslice.local.apiserver import ApiServer
 from gpuslice.local.apiserver.serve import serving
 
 NODE = "n1"
-START_SECONDS = 15.0
+START_SECONDS = 60.0
 """How long to wait for resources that do not come."""
 
 
@@ -88,7 +88,7 @@ class Theirs:
     async def labels(self, place: Place, env: Mapping[str, str], running: Running) -> dict[str, str]:
         """GPU feature discovery's file."""
         target = place.folder / "gfd"
-        words = [str(self._binaries / "gpu-feature-discovery"), "--oneshot", "--no-timestamp"]
+        words = [str(self._binaries / "gpu-feature-discovery"), "--oneshot"]
         words += ["--use-node-feature-api=false", "--output-file", str(target)]
         more = {"DRIVER_ROOT_CTR_PATH": str(place.root), **env}
         done = await asyncio.to_thread(lambda: place.run(*words, env=more))

@@ -111,6 +111,10 @@ def test_what_a_container_has_already_counts() -> None:
     free = [room for room in rooms(out=set()) if room.uuid != "GPU-0::3"]
     (found,) = pick(asking(1).containers, free, rooms(out=set()), beside=["GPU-0::3"]) or ()
     assert [room.uuid for room in found] == ["GPU-1::0"]
+    packed = rooms(Apart.NO, out=set(), packed=True)
+    free = [room for room in packed if room.uuid != "GPU-1::3"]
+    (found,) = pick(asking(1).containers, free, packed, beside=["GPU-1::3"]) or ()
+    assert [room.uuid for room in found] == ["GPU-1::0"], "beside what it has, as with NVIDIA's plugin"
 
 
 def test_the_cluster_refuses_a_node_whose_free_replicas_are_of_too_few_gpus() -> None:

@@ -481,6 +481,7 @@ int nvmlDeviceGetUUID(Gpu *gpu, char *uuid, unsigned length) {
 }
 
 int nvmlDeviceGetIndex(Gpu *gpu, unsigned *index) {
+  if (gpu && gpu->kind == A_MIG) return UNSUPPORTED;
   BEGIN_GPU(gpu);
   for (*index = 0; *index < listed_count; ++*index)
     if (listed[*index] == gpu) return leave(OK);

@@ -82,7 +82,7 @@ def pick(
 ) -> list[tuple[GpuRoom, ...]] | None:
     """Devices of one resource for each of these containers of a pod, from the `free` ones; None: impossible.
 
-    `rooms` are all of the node. `beside`: UUIDs that the first container has already, and which do not count.
+    `rooms` are all of the node. `beside`: UUIDs that the first container has already; they are given out.
     Sidecars and apps get devices of their own, init containers what is left when their turn comes.
     """
     if any(room.apart is Apart.ALONE for room in rooms if room.uuid in beside):
@@ -97,7 +97,8 @@ def pick(
         barred = {_group(room) for room in rooms if room.uuid in beside} if not position else set()
         alone = container.whole == 1 and not barred
         while len(mine) < container.whole:
-            rank = _rank(rooms, {room.uuid for room in free} - {room.uuid for room in left}, mine, policy)
+            taken = {room.uuid for room in free} - {room.uuid for room in left}
+            rank = _rank(rooms, taken.union(beside), mine, policy)
             suited = [
                 one for one in left if _group(one) not in barred and (alone or one.apart is not Apart.ALONE)
             ]
@@ -127,8 +128,9 @@ def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRo
 
     What is taken counts as given out, as with NVIDIA's plugin: packed ones of one container are of one GPU.
     """
-    out = Counter(room.device for room in rooms if room.uuid != room.device and room.holders)
-    out.update(room.device for room in rooms if room.uuid != room.device and room.uuid in taken)
+    out = Counter(
+        room.device for room in rooms if room.uuid != room.device and (room.holders or room.uuid in taken)
+    )
     picked = Counter(room.device for room in mine)
     in_use = Counter(room.parent for room in rooms if room.holders and room.parent)
     sign = -1 if policy is Policy.BINPACK else 1
