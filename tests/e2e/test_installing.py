@@ -165,6 +165,11 @@ def test_what_is_admitted_with_our_webhook_and_what_without(gpus: Installation) 
     scale = ("scale", "deployment", f"--namespace={gpus.namespace}", f"{gpus.full}-scheduler")
     cluster.kubectl(*scale, "--replicas=0")
     try:
+        # As long as one of them ends, it may still answer.
+        ours = "app.kubernetes.io/component=scheduler"
+        cluster.wait(
+            lambda: not cluster.objects("pods", gpus.namespace, labelSelector=ours), 60, "our replicas to end"
+        )
         cluster.wait(
             lambda: "failed calling webhook" in admitted(cluster, changed["says all"][0]),
             30,
