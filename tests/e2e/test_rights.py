@@ -222,6 +222,25 @@ def test_annotations_without_number_keep_no_agent_from_its_work(world: Installat
         cluster.request("PATCH", f"{PODS}/here", {"metadata": {"annotations": few}}, MERGE)
 
 
+def test_no_device_comes_in_beside_more_annotations_than_are_looked_at(world: Installation) -> None:
+    """A pod that is as full as its tenant may make it has one more when its agent has written into it."""
+    cluster, here = world.cluster, f"{PODS}/here"
+    pod = next(pod for pod in world.pods("agent") if pod["spec"]["nodeName"] == "node-1")
+    acts = token(cluster, f"{world.full}-agent", pod=pod)
+    there = cluster.request("GET", here)["metadata"]["annotations"]
+    written = next(key for key in (names.GPUSHARE_ALLOCATION, names.MEM_DEV) if key not in there)
+    full = {f"k{number}": "" for number in range(1024 - len(there))}
+    cluster.request("PATCH", here, {"metadata": {"annotations": full}}, MERGE)
+    try:
+        cluster.request("PATCH", here, possessed(written, "{}"), MERGE, token=acts)
+        instead: Object = {"metadata": {"annotations": {"k0": None, "cdi.k8s.io/a": "nvidia.com/gpu=all"}}}
+        assert "a pod has 1,024 annotations at most" in tried(cluster, "", here, instead, MERGE)
+        assert tried(cluster, "", here, labelled("still", "changes"), MERGE) == ""
+        cluster.request("PATCH", here, possessed(written, None), MERGE, token=acts)
+    finally:
+        cluster.request("PATCH", here, {"metadata": {"annotations": dict.fromkeys(full)}}, MERGE)
+
+
 def test_two_schedulers_run_on_two_nodes(world: Installation) -> None:
     """Also after an update, which begins with one more than there shall be."""
     deployment = f"deployment/{world.full}-scheduler"
