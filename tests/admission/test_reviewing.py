@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+from typing import Any
 
 import pytest
 
-from gpuslice.admission.reviewing import Reviews
-from gpuslice.admission.webhook import WebhookApp
+from gpuslice.admission.reviewing import LIMIT, Reviews
+from gpuslice.admission.visibility import RULES
+from gpuslice.admission.webhook import BODIES, LIMITS, TOO_LARGE, WebhookApp, webhook_app
 from gpuslice.errors import InputError, Unavailable
 
 
@@ -92,14 +95,55 @@ async def test_the_webhook_says_that_it_is_busy() -> None:
     async def busy(_body: bytes) -> bytes:
         raise Unavailable("too many reviews wait; ask again")
 
-    sent: list[dict[str, object]] = []
+    status, text = await asked(WebhookApp(busy), [b"{}"])
+    assert (status, text) == (503, b"too many reviews wait; ask again\n")
+
+
+async def test_a_pod_that_is_too_large_to_look_at_is_refused_also_where_failures_let_pods_in() -> None:
+    """Padded with characters that Go's JSON writes in six, it would otherwise pass by others.gpuslice.io."""
+    said = {"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": {"uid": "u-1"}}
+    said["request"] |= {"object": {"spec": {"args": ['"uid": "another"', "\x01" * (LIMIT // 6)]}}}
+    body = json.dumps(said).encode()
+    assert LIMIT < len(body) < LIMITS.body_bytes
+    pieces = [body[at : at + 65536] for at in range(0, len(body), 65536)]
+    status, text = await asked(webhook_app(RULES), pieces)
+    response = json.loads(text)["response"]
+    assert (status, response["uid"], response["allowed"]) == (200, "u-1", False)
+    assert response["status"]["message"] == TOO_LARGE
+
+
+async def test_what_is_too_large_and_no_review_is_an_error() -> None:
+    status, text = await asked(webhook_app(RULES), [b"x" * 65536] * (LIMIT // 65536 + 1))
+    assert (status, text) == (413, b"the body of this request may be 3145728 bytes long\n")
+
+
+async def test_many_large_bodies_that_come_slowly_are_not_all_held() -> None:
+    """512 connections with almost 3 MiB each would be more memory than a pod of ours has."""
+    app = webhook_app(RULES)
+    number = BODIES // LIMIT + 10
+    more = asyncio.Event()
+    slow = [asyncio.create_task(asked(app, [b"x" * (LIMIT - 1), b""], more)) for _ in range(number)]
+    await asyncio.sleep(0)
+    assert await asked(app, [b'{"request":{"uid":"u"}}'])
+    more.set()
+    statuses = [status for status, _ in await asyncio.gather(*slow)]
+    assert statuses.count(503) >= 10
+
+
+async def asked(
+    app: WebhookApp, pieces: list[bytes], more: asyncio.Event | None = None
+) -> tuple[object, bytes]:
+    """Status and body of the answer to a review that comes in pieces, the last when there is to be more."""
+    sent: list[dict[str, Any]] = []
+    left = list(pieces)
 
     async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
+        if more is not None and len(left) < len(pieces):
+            await more.wait()
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
-    async def send(message: dict[str, object]) -> None:
+    async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/mutate", "headers": []}
-    await WebhookApp(busy)(scope, receive, send)
-    assert (sent[0]["status"], sent[1]["body"]) == (503, b"too many reviews wait; ask again\n")
+    await app({"type": "http", "method": "POST", "path": "/mutate", "headers": []}, receive, send)
+    return sent[0]["status"], sent[1]["body"]

@@ -27,7 +27,7 @@ from gpuslice.observe.serving import listen, serving
 from gpuslice.scheduler.extender.service import extender
 
 MIB = 1024 * 1024
-SERVERS = {"extender": 128 * MIB, "webhook": 3 * MIB, "probes": 0, "apiserver": 3 * MIB}
+SERVERS = {"extender": 128 * MIB, "webhook": 32 * MIB, "probes": 0, "apiserver": 3 * MIB}
 """By their names: the largest body."""
 CROWD = Limits().connections + 100
 

@@ -8,6 +8,7 @@ words (`requests.historical`). Whoever wrote what is changed is warned.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -55,6 +56,8 @@ _review = msgspec.json.Decoder(_Review)
 _uid = msgspec.json.Decoder(_Uid)
 _request = msgspec.json.Decoder(_Request)
 _pod = msgspec.json.Decoder(_Pod)
+_UID: Final = re.compile(rb'^\s*\{[^{}]*"request"\s*:\s*\{\s*"uid"\s*:\s*"([-\w]{1,64})"')
+"""kube-apiserver writes it first, before what a pod says."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 _HISTORICAL: Final = b"alpha.kubernetes.io/"
 """Stands in every pod that there is something to translate in."""
@@ -81,6 +84,21 @@ def review(body: bytes, rules: Rules = RULES) -> bytes:
     except _UNREADABLE as error:
         answer["allowed"] = False
         answer["status"] = {"code": 400, "message": f"gpuslice cannot read the pod: {error}"}
+    return msgspec.json.encode(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+    )
+
+
+def unread(start: bytes, why: str) -> bytes | None:
+    """The answer to a review of which only the start is known: no. None if that does not say whose it is.
+
+    An HTTP error would be a failure of ours, after which webhooks that fail open let the pod in.
+    """
+    uid = _UID.search(start)
+    if uid is None:
+        return None
+    status = {"code": 413, "message": why}
+    answer = {"uid": uid[1].decode(), "allowed": False, "status": status}
     return msgspec.json.encode(
         {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
     )

@@ -15,7 +15,7 @@ from gpuslice.admission.mutate import review
 from gpuslice.errors import Unavailable
 
 LIMIT: Final = 3 * 1024 * 1024
-"""Bytes of a review: kube-apiserver takes no larger request, and etcd no object of more than 1.5 MiB."""
+"""Bytes of a review. etcd takes no object of more than 1.5 MiB; larger is only what somebody has padded."""
 WAITING: Final = 64
 WAITING_BYTES: Final = 8 * LIMIT
 

@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuslice.admission import certificates
-from gpuslice.admission.mutate import review
+from gpuslice.admission.mutate import review, unread
 from gpuslice.admission.reviewing import LIMIT, Reviews
 from gpuslice.admission.visibility import RULES, Rules
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError, Unavailable
-from gpuslice.observe.limits import Limits
-from gpuslice.observe.serving import Tls, TooLarge, read_body, serving
+from gpuslice.observe.limits import MIB, Limits
+from gpuslice.observe.serving import Bodies, Tls, TooLarge, read_body, serving
 
-LIMITS: Final = Limits(body_bytes=LIMIT)
+LIMITS: Final = Limits(body_bytes=32 * MIB)
+"""What is larger than LIMIT is answered, too, with a refusal: a review can have two objects of 1.5 MiB, and
+Go's JSON takes six bytes for some characters."""
+BODIES: Final = 64 * MIB
+"""Bytes of all bodies that are being read."""
+TOO_LARGE: Final = (
+    f"the pod is too large for gpuslice to look at: what the API server sends about it may have {LIMIT} bytes"
+)
 PATH: Final = "/mutate"
+JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 
 Answer = tuple[int, str, bytes]
@@ -29,17 +37,37 @@ class WebhookApp:
 
     def __init__(self, review: Callable[[bytes], Awaitable[bytes]]) -> None:
         self._review = review
+        self._bodies = Bodies(BODIES)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        answer = await _answer(scope["method"], scope["path"].rstrip("/"), receive, self._review)
+        answer = await self._answer(scope["method"], scope["path"].rstrip("/"), receive)
         if answer is None:
             return
         status, kind, body = answer
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, method: str, path: str, receive: Any) -> Answer | None:
+        """None if the client went away."""
+        if path == "/healthz":
+            return 200, TEXT, b"ok"
+        if path != PATH:
+            return 404, TEXT, b"404 page not found\n"
+        if method != "POST":
+            return 405, TEXT, b"Method Not Allowed\n"
+        try:
+            body = await read_body(receive, LIMIT, self._bodies)
+            return None if body is None else (200, JSON, await self._review(body))
+        except TooLarge as error:
+            refusal = unread(error.start, TOO_LARGE)
+            return (200, JSON, refusal) if refusal else (413, TEXT, f"{error}\n".encode())
+        except Unavailable as error:
+            return 503, TEXT, f"{error}\n".encode()
+        except InputError as error:
+            return 400, TEXT, f"{error}\n".encode()
 
 
 def webhook_app(rules: Rules) -> WebhookApp:
@@ -64,26 +92,3 @@ async def serve(
     tls = Tls(folder / certificates.SERVING, folder / certificates.SERVING_KEY, client_ca)
     async with serving(webhook_app(rules), host=host, port=port, clock=clock, tls=tls, limits=LIMITS):
         await asyncio.Event().wait()
-
-
-async def _answer(
-    method: str, path: str, receive: Any, review: Callable[[bytes], Awaitable[bytes]]
-) -> Answer | None:
-    """None if the client went away."""
-    if path == "/healthz":
-        return 200, TEXT, b"ok"
-    if path != PATH:
-        return 404, TEXT, b"404 page not found\n"
-    if method != "POST":
-        return 405, TEXT, b"Method Not Allowed\n"
-    try:
-        body = await read_body(receive, LIMIT)
-        if body is None:
-            return None
-        return 200, "application/json", await review(body)
-    except TooLarge as error:
-        return 413, TEXT, f"{error}\n".encode()
-    except Unavailable as error:
-        return 503, TEXT, f"{error}\n".encode()
-    except InputError as error:
-        return 400, TEXT, f"{error}\n".encode()
