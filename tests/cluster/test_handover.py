@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 from builders import StoppedClock, agent_node, pod
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice import names
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.wire import Pod
+
+GPU = st.integers(0, 2)
 
 
 def at(name: str, gpu: int, units: int, *, assigned: bool) -> Pod:
@@ -22,6 +24,16 @@ def at(name: str, gpu: int, units: int, *, assigned: bool) -> Pod:
             names.MEM_ASSIGNED: "true" if assigned else "false",
         },
     )
+
+
+def spread(name: str, containers: list[tuple[int, int]], *, assigned: bool) -> Pod:
+    """A pod of containers of so many GiB on these GPUs."""
+    record = {f"c{n}": {f"GPU-a-{gpu}": units * 1024} for n, (units, gpu) in enumerate(containers)}
+    annotations = {
+        names.ALLOCATION: msgspec.json.encode(record).decode(),
+        names.MEM_ASSIGNED: "true" if assigned else "false",
+    }
+    return pod(name, tuple(units for units, _ in containers), node="a", annotations=annotations)
 
 
 def used(cluster: Cluster) -> list[int]:
@@ -105,3 +117,53 @@ def test_any_permutation_told_in_any_order_keeps_the_sums(
         view = cluster.snapshot("a")
         assert view is not None
         assert [share.name for share in view.gpus[places[number]].pods] == [f"p{number}"]
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from((1, 2, 4)), GPU), min_size=1, max_size=3), max_size=6),
+    st.data(),
+)
+@settings(max_examples=200)
+def test_containers_that_swap_with_any_of_their_size_free_nothing_in_between(
+    planned: list[list[tuple[int, int]]], data: st.DataObject
+) -> None:
+    """Some are planned together on a GPU and turn up apart, or the other way round: whatever has been told so
+    far, no GPU counts with less than it holds in the end."""
+    true = [list(containers) for containers in planned]
+    for size in (1, 2, 4):
+        where = [(p, c) for p, pod in enumerate(planned) for c, (units, _) in enumerate(pod) if units == size]
+        for (p, c), (q, d) in zip(where, data.draw(st.permutations(where)), strict=True):
+            true[p][c] = planned[q][d]
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", *([64] * 3)))
+    for number, containers in enumerate(planned):
+        cluster.set_pod(spread(f"p{number}", containers, assigned=False))
+    sums = used(cluster)
+    for assigned in (False, True) if data.draw(st.booleans()) else (True,):
+        for number in data.draw(st.permutations(range(len(planned)))):
+            cluster.set_pod(spread(f"p{number}", true[number], assigned=assigned))
+            assert all(now >= in_the_end for now, in_the_end in zip(used(cluster), sums, strict=True))
+    assert used(cluster) == sums
+
+
+def test_a_pod_at_the_place_of_one_of_another_size_leaves_that_one_where_it_was_planned() -> None:
+    """Taken for each other they cannot have been: what is full with both must not look free."""
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", 20, 20))
+    cluster.set_pod(spread("two", [(2, 1), (4, 1)], assigned=False))
+    cluster.set_pod(at("one", 0, 6, assigned=False))
+    cluster.set_pod(at("one", 1, 6, assigned=True))
+    assert used(cluster)[1] == 12
+    cluster.set_pod(spread("two", [(2, 1), (4, 1)], assigned=True))
+    assert used(cluster) == [0, 12]
+
+
+def test_a_plan_that_is_never_told_of_counts_nowhere_with_more_than_it_holds() -> None:
+    cluster = Cluster(clock=StoppedClock())
+    cluster.set_node(agent_node("a", 20, 20))
+    cluster.set_pod(spread("stuck", [(2, 1), (4, 1)], assigned=False))
+    for number in range(5):
+        cluster.set_pod(at(f"p{number}", 0, 4, assigned=False))
+        cluster.set_pod(moved := at(f"p{number}", 1, 4, assigned=True))
+        cluster.drop_pod(moved.uid)
+    assert used(cluster) == [6, 6]

@@ -370,8 +370,6 @@ class Cluster:
             return replace(new, allocation=old.allocation, charges=old.charges)
         if new.allocation == old.allocation and not is_assigned(new):
             return replace(new, charges=old.charges)
-        if all(charge in old.charges for charge in new.charges):
-            return new  # it is where it was counted: nobody has to give way
         siblings = self._on_node.get(new.node, ())
         # A reservation gives way to nobody: whoever wrote of this pod did not know of it.
         others = (self._pods[uid] for uid in siblings if uid != new.uid and not self._pods[uid].assumed)
