@@ -188,15 +188,16 @@ async def test_the_lease_is_given_back_after_the_last_act(world: World) -> None:
     assert [*seen, await world.holder()] == ["a", ""]
 
 
-async def test_a_dead_holders_lease_counts_from_when_it_was_seen(world: World) -> None:
-    """The clock in the Lease is another machine's: here it is years ahead."""
+@pytest.mark.parametrize("seconds", [15, 2**31 - 1])
+async def test_a_dead_holders_lease_counts_from_when_it_was_seen(world: World, seconds: int) -> None:
+    """The clock in the Lease is another machine's: here it is years ahead. Nor may the Lease ask for years."""
     body: Mapping[str, object] = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {"name": "acts", "namespace": "default"},
         "spec": {
             "holderIdentity": "dead",
-            "leaseDurationSeconds": 15,
+            "leaseDurationSeconds": seconds,
             "renewTime": "2099-01-01T00:00:00.000000Z",
         },
     }

@@ -176,7 +176,8 @@ class Candidate:
         record = (lease.metadata.uid, lease.metadata.resource_version)
         if record != self._seen:
             self._seen, self._seen_at = record, self._clock.monotonic()
-        allowed = lease.spec.lease_duration_seconds or LEASE_SECONDS
+        # Nobody else may say how long it is to be waited for: no candidate of ours leads for longer.
+        allowed = min(lease.spec.lease_duration_seconds or LEASE_SECONDS, LEASE_SECONDS)
         return self._clock.monotonic() - self._seen_at >= allowed
 
     def _say(self) -> None:
