@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -159,6 +160,24 @@ async def test_an_outage_of_a_minute_is_waited_out_and_logged_once() -> None:
     assert "connection reset" in logs[0]["error"]
     assert clock.slept[:4] == [0.1, 0.2, 0.4, 0.8]
     assert max(clock.slept) == 10.0
+
+
+async def test_a_kind_that_is_not_installed_is_waited_for_without_a_warning() -> None:
+    class Without(FakeTransport):
+        async def request(self, *args: Any, **more: Any) -> Response:
+            if self.down:
+                return Response(404, b"404 page not found\n")
+            return await super().request(*args, **more)
+
+    server, clock = Without(), HurriedClock()
+    server.down = True
+    with capture_logs() as logs:
+        async with following(server, clock) as (_, reflector):
+            while len(clock.slept) < 20:
+                await settle(5)
+            assert [(entry["log_level"], entry["kind"]) for entry in logs] == [("info", "Pod")]
+            server.down = False
+            await reflector.synced.wait()
 
 
 async def test_an_api_server_that_is_down_at_the_start_is_waited_for() -> None:

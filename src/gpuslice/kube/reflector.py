@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from gpuslice.clock import Clock
-from gpuslice.errors import ApiError, Gone, Unavailable
+from gpuslice.errors import ApiError, Gone, NotFound, Unavailable
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client, Listing, WatchEvent
 from gpuslice.kube.decoding import Broken
@@ -278,8 +278,13 @@ class Reflector(Generic[K]):
         if self._clock.monotonic() - started >= STEADY_SECONDS:
             self._failures = 0
         self._failures += 1
-        if not self._outage:
-            self._outage = True
+        if self._outage:
+            return
+        self._outage = True
+        if isinstance(error, NotFound):
+            # A kind of ours whose definition is not installed: nothing is wrong.
+            _log.info("waiting until the API server has this kind", kind=self._kind.resource.kind)
+        else:
             _log.warning("cannot follow the API server", kind=self._kind.resource.kind, error=str(error))
 
     def _recovered(self) -> None:
