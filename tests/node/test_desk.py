@@ -167,6 +167,26 @@ async def test_a_running_pod_whose_spread_is_edited_keeps_what_it_has(bench: Ben
     assert not set(await bench.admit(5)) & set(ids)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_record_that_names_a_gpu_of_another_node_changes_no_spread(
+    bench: Bench, restarted: bool
+) -> None:
+    """Whoever edits it between bind and admission: two GPUs were asked for, two it gets."""
+    bench.api.add("a", "u1", 4)
+    annotations = bench.api.pods["a"]["metadata"]["annotations"]
+    annotations[names.SHARES_ACROSS] = "2"
+    bench.desk.set_pod(bench.api.pod("a"))
+    annotations[names.ALLOCATION] = '{"c":{"GPU-of-another-node":4096}}'
+    if restarted:
+        bench.start()
+    bench.desk.set_pod(bench.api.pod("a"))
+    ids = await bench.admit(4)
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    bench.lister.held = {"a": ids}
+    await bench.desk.pre_start(names.GPU_MEM, ids)
+    assert [[gpu["mib"] for gpu in entry["gpus"]] for entry in bench.slices()] == [[2048, 2048]]
+
+
 async def test_a_start_whose_ids_two_pods_have_is_refused(bench: Bench) -> None:
     """Fail closed: nobody starts on a slice that pod-resources names twice."""
     bench.desk.set_pod(bench.api.add("a", "u1", 5))

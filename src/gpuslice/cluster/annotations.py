@@ -156,9 +156,15 @@ def gpushare_allocation(
     return {names.GPUSHARE_ALLOCATION: msgspec.json.encode(record).decode()}
 
 
-def recorded_spread(annotations: Mapping[str, str]) -> dict[str, int]:
-    """On how many GPUs each container is, as the pod's record says; {} if it says nothing."""
-    return {name: len(gpus) for name, gpus in (_decode_record(annotations, names.ALLOCATION) or {}).items()}
+def recorded_spread(annotations: Mapping[str, str], gpus: NodeGpus | None = None) -> dict[str, int]:
+    """On how many GPUs each container is, as the pod's record says; {} if it says nothing.
+
+    `gpus`: those of its node, where they are known; a record that names others counts as absent.
+    """
+    record = _decode_record(annotations, names.ALLOCATION) or {}
+    if gpus is not None and not all(gpus.find(uuid) for named in record.values() for uuid in named):
+        return {}
+    return {name: len(named) for name, named in record.items()}
 
 
 def decode_allocation(

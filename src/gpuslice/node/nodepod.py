@@ -61,7 +61,7 @@ def read_pod(pod: Pod, gpus: NodeGpus, known: NodePod | None = None) -> NodePod:
 def _read(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> NodePod:
     problem, request = "", PodRequest()
     try:
-        request = read_given(pod.spec, pod.annotations, _spread(pod, known))
+        request = read_given(pod.spec, pod.annotations, _spread(pod, gpus, known))
     except InputError as error:
         problem = str(error)
     containers = tuple(container.name for container in pod.spec.containers)
@@ -83,9 +83,9 @@ def _read(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> NodePod:
     )
 
 
-def _spread(pod: Pod, known: NodePod | None) -> Mapping[str, int]:
+def _spread(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> Mapping[str, int]:
     """On how many GPUs each container is: by its record if that is believable, else as was known."""
-    recorded = recorded_spread(pod.annotations)
+    recorded = recorded_spread(pod.annotations, gpus)
     if known is None:
         return recorded
     return {
