@@ -86,6 +86,10 @@ class Run:
     started: set[str] = field(default_factory=set)
     forgotten: bool = False
     """True if the agent has restarted since: what is listed nowhere it does not know any more."""
+    damaged: bool = False
+    """True while the record of its GPUs is what its owner has written over it."""
+    misread: bool = False
+    """True if the agent has restarted meanwhile: nobody remembers on how many GPUs it was put."""
 
     @property
     def order(self) -> list[Part]:
@@ -199,6 +203,8 @@ class NodeWorld:
     def edit(self, uid: str, key: str, value: str) -> None:
         """Somebody who may edit the pod writes into its annotations what he likes."""
         self.api[uid]["metadata"]["annotations"][key] = value
+        if uid in self.runs:
+            self.runs[uid].damaged |= key == names.ALLOCATION
         self._changed(uid)
 
     def remove(self, uid: str) -> None:
@@ -220,6 +226,8 @@ class NodeWorld:
                 self.api[uid]["metadata"]["annotations"] = {
                     k: v for k, v in annotations.items() if v is not None
                 }
+                if uid in self.runs and names.ALLOCATION in changes:
+                    self.runs[uid].damaged = False
                 self._changed(uid)
 
     # --- the agent --------------------------------------------------------------------------------
@@ -268,6 +276,7 @@ class NodeWorld:
         self.ledger = Ledger(self.gpus)
         for run in self.runs.values():
             run.forgotten = True
+            run.misread |= run.damaged
         self.feed = []
         self.seen = {uid: read_pod(self._pod(uid), self.gpus) for uid in self.api}
         self.reconcile()
