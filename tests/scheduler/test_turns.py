@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from binder_world import World, settle
 
 from gpuslice.placement.verdict import Code
+from gpuslice.requests.pod import PodRequest
 from gpuslice.scheduler.binder import ADMISSION_SECONDS, ANSWER_SECONDS, HOLD_SECONDS
+from gpuslice.scheduler.turns import can_be_confused
 
 
 async def bound(world: World, name: str, units: int, init: int = 0, node: str = "n1") -> None:
@@ -113,3 +116,32 @@ async def test_a_caller_hears_in_time_that_its_pod_waits_and_may_ask_again() -> 
     world.serve()
     assert (await again).code is Code.BOUND
     assert world.posts == 2
+
+
+async def test_whoever_waits_looks_again_for_changes_on_its_node_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look compares a pod with all of its node: thousands that wait must not look at every event."""
+    looks: list[PodRequest] = []
+
+    def counted(one: PodRequest, other: PodRequest) -> bool:
+        looks.append(one)
+        return can_be_confused(one, other)
+
+    monkeypatch.setattr("gpuslice.scheduler.binder.can_be_confused", counted)
+    world = World()
+    await bound(world, "first", 3, init=2)
+    await bound(world, "elsewhere", 2, node="n2")
+    world.binder.start(world.create("second", 2), "n1")
+    while world.feed:
+        world.tell_one()
+    await settle()
+    looks.clear()
+    world.create("waits-for-a-node", 2)
+    world.touch("first")
+    world.assign("elsewhere")
+    await settle()
+    assert looks == []
+    world.assign("first")
+    await settle()
+    assert len(world.waiting) == 1

@@ -70,8 +70,8 @@ class Cluster:
         self.fleet = Fleet()
         self.quarantine = Quarantine()
         """Objects that could not be read, by whoever in this process reads them."""
-        self.on_settled: list[Callable[[], None]] = []
-        """Called when a bound pod was seen to have changed or gone: it may have got its GPU, or left it."""
+        self.on_settled: list[Callable[[str], None]] = []
+        """Called with the node of a bound pod that changed or went: it may have got its GPU, or left it."""
         self._clock = clock
         self._default_unit = default_unit
         self._nodes: dict[str, Node] = {}
@@ -130,11 +130,6 @@ class Cluster:
             if pod.uid not in self._pods:
                 self._set_pod(replace_struct(pod, metadata=replace_struct(pod.metadata, annotations=None)))
             raise
-        self._tell()
-
-    def _tell(self) -> None:
-        for listener in self.on_settled:
-            listener()
 
     def _set_pod(self, pod: Pod) -> None:
         old = self._pods.get(pod.uid)
@@ -169,13 +164,15 @@ class Cluster:
         else:
             record = self._locate(record)
         self._charge(record)
+        for node in {record.node, old.node if old is not None else record.node}:
+            self._settled(node)
 
     def drop_pod(self, uid: str) -> None:
         """A pod is gone, or its containers have ended. Unknown uids are fine."""
         record = self._pods.get(uid)
         if record is not None:
             self._uncharge(record)
-            self._tell()
+            self._settled(record.node)
 
     # --- questions --------------------------------------------------------------------------------
     def request_of(self, pod: Pod) -> PodRequest:
@@ -424,6 +421,10 @@ class Cluster:
             for room in [room for room in emptiest if room.resource == resource][:count]
         )
         return (*whole, Charge(emptiest[0].uuid, shares, whole=False)) if shares else whole
+
+    def _settled(self, node: str) -> None:
+        for listener in self.on_settled:
+            listener(node)
 
     def _charge(self, record: PodRecord) -> None:
         self._pods[record.uid] = record

@@ -91,7 +91,7 @@ class Binder:
         self._attempts: dict[str, _Attempt] = {}
         self._bound: dict[str, _Bound] = {}
         self._waited_for: dict[str, float] = {}  # uid -> when somebody first waited for it, bound (monotonic)
-        self._turn = asyncio.Event()
+        self._turns: dict[str, asyncio.Event] = {}  # node -> set when those who wait there are to look again
         cluster.on_settled.append(self._next)
 
     async def bind(self, pod: Pod, node: str) -> Verdict:
@@ -171,7 +171,7 @@ class Binder:
             self._answer(attempt, Verdict(Code.API_FAILED, "the binder was stopped"))
             if self._attempts.get(uid) is attempt:
                 del self._attempts[uid]
-            self._next()
+            self._next(attempt.node)
 
     async def _after(self, earlier: asyncio.Task[None] | None, attempt: _Attempt, pod: Pod) -> None:
         """Wait for the end of an earlier bind; the pod that the caller knows may be out of date then."""
@@ -194,7 +194,8 @@ class Binder:
         until = self._clock.monotonic() + HOLD_SECONDS
         waited = bool(attempt.held)
         while attempt.held and (left := until - self._clock.monotonic()) > 0:
-            await happened(self._turn, self._clock, min(left, ADMISSION_SECONDS))
+            turn = self._turns.setdefault(attempt.node, asyncio.Event())
+            await happened(turn, self._clock, min(left, ADMISSION_SECONDS))
             attempt.held = self._why_held(pod, attempt.node)
         attempt.held = ""
         if waited:
@@ -205,10 +206,11 @@ class Binder:
             annotations = outcome
         return await self._bind(attempt, pod, annotations)
 
-    def _next(self) -> None:
-        """Something has changed: who waits for its turn looks again."""
-        self._turn.set()
-        self._turn = asyncio.Event()
+    def _next(self, node: str) -> None:
+        """Something has changed on a node: who waits for its turn there looks again, and nobody else."""
+        turn = self._turns.pop(node, None)
+        if turn is not None:
+            turn.set()
 
     def _why_held(self, pod: Pod, node: str) -> str:
         """For whom a pod with a reservation waits, a sentence; "" if it is its turn."""
