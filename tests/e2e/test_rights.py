@@ -316,6 +316,9 @@ def test_what_is_held_does_not_come_by_a_binding(world: Installation, path: str)
         more: Object = {**binding, "metadata": {"name": "waits", "annotations": {"mine": "x"}}}
         with pytest.raises(ApiError, match="a scheduler says nothing in a Binding but"):
             cluster.request("POST", path, more, token=acts, dryRun="All")
+    binding["metadata"]["annotations"] = {"cdi.k8s.io/a": "nvidia.com/gpu=all"}
+    with pytest.raises(ApiError, match="a pod gets GPUs by asking for them"):
+        cluster.request("POST", path, binding, dryRun="All")
     binding["metadata"].pop("annotations")
     cluster.request("POST", path, binding, dryRun="All")
 

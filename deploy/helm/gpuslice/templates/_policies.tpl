@@ -61,6 +61,15 @@ variables.old{{ index . 0 }}[k] == variables.new{{ index . 0 }}[k]) || {{ index 
 variables.old{{ index . 0 }}.all(k, k in variables.new{{ index . 0 }} || {{ index . 1 }})
 {{- end }}
 
+{{- /*
+By annotation k of such a map a container runtime is told to bring in NVIDIA's devices; a bare name is a GPU to NVIDIA's
+runtime. Called with "map".
+*/ -}}
+{{- define "gpuslice.namesDevices" -}}
+(k.startsWith('cdi.k8s.io/') || k.contains('.cdi.k8s.io/')) &&
+!{{ . }}[k].split(',').all(d, d.matches('^ *[^/= ]+/[^/= ]+=[^= ]+ *$') && !d.lowerAscii().contains('nvidia.com/'))
+{{- end }}
+
 {{- /* The binding that makes a policy count: called with (list . "policy"). */ -}}
 {{- define "gpuslice.policyBinding" -}}
 {{- $root := index . 0 -}}
