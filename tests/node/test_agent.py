@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 
 import pytest
@@ -15,6 +16,7 @@ from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.kubelet.podworker import IGNORE_TERM
 from gpuslice.node.kubeletapi import PluginClient
+from gpuslice.node.kubeletmessages import Device
 from gpuslice.units import MemoryUnit
 
 PART = "nvidia.com/mig-3g.20gb"
@@ -297,14 +299,31 @@ async def test_an_absent_api_server_does_not_stop_an_admission() -> None:
         assert here.slices()[0]["pod"] == "a"
 
 
-async def test_a_socket_that_vanishes_is_served_anew() -> None:
+async def test_a_socket_that_vanishes_is_served_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until kubelet has seen the old stream's end and the new one's list, it admits no pod; and we say so."""
     async with world() as here:
-        path = here.folder / "device-plugins" / "gpuslice-gpu-mem.sock"
-        before = path.stat()
-        path.unlink()
+        assert here.kubelet is not None
+        manager, gone, back = here.kubelet.devices.manager, asyncio.Event(), asyncio.Event()
+        disconnect, set_devices = manager.disconnect, manager.set_devices
+        waited_for: list[str] = []
+
+        def lost(resource: str, now: float) -> None:
+            disconnect(resource, now)
+            if resource == names.GPU_MEM:
+                waited_for.append(here.running_agent.waits_for())
+                gone.set()
+
+        def listed(resource: str, devices: Sequence[Device]) -> None:
+            set_devices(resource, devices)
+            if resource == names.GPU_MEM and gone.is_set():
+                back.set()
+
+        monkeypatch.setattr(manager, "disconnect", lost)
+        monkeypatch.setattr(manager, "set_devices", listed)
+        (here.folder / "device-plugins" / "gpuslice-gpu-mem.sock").unlink()
         async with asyncio.timeout(GUARD):
-            while not path.exists() or path.stat().st_ctime_ns == before.st_ctime_ns:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+            await back.wait()
+        assert waited_for[0] == f"kubelet has not taken the plugin of {names.GPU_MEM}"
         await here.served(28)
         await here.create("a", container("c", 5))
         await here.running("a")

@@ -130,6 +130,7 @@ class Station:
     async def _settle(self) -> float:
         """Serve and register if need be; in how many seconds to look again at the latest."""
         if self._server is None or _stamp(self._path) != self._mine:
+            self._forgotten()
             if self._server is not None:
                 server, self._server = self._server, None
                 if _stamp(self._path) is not None:
@@ -139,7 +140,6 @@ class Station:
                 await server.stop()
             self._server = await serve_plugin(self._path, self.plugin)
             self._mine = _stamp(self._path)
-            self._forgotten()
         kubelet = _stamp(self._kubelet)
         if kubelet is None:
             self._forgotten()
