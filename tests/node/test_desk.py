@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from desk_world import ANNOTATIONS_LIMIT, Bench
 from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.node.inotify import FolderWatch
-from gpuslice.node.kubeletapi import RpcError
+from gpuslice.node.kubeletapi import RpcCode, RpcError
+from gpuslice.node.kubeletmessages import PodResources
 
 
 @pytest.fixture
@@ -185,6 +187,31 @@ async def test_a_record_that_names_a_gpu_of_another_node_changes_no_spread(
     bench.lister.held = {"a": ids}
     await bench.desk.pre_start(names.GPU_MEM, ids)
     assert [[gpu["mib"] for gpu in entry["gpus"]] for entry in bench.slices()] == [[2048, 2048]]
+
+
+async def test_a_list_that_fails_when_nobody_waits_for_it_any_more_is_no_traceback(bench: Bench) -> None:
+    """As at the agent's end: its calls are cancelled, then the connection to kubelet is closed."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, said: told.append(said["message"]))
+    asked, closed, failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def listing(*, timeout: float) -> tuple[PodResources, ...]:
+        asked.set()
+        await closed.wait()
+        failed.set()
+        raise RpcError(RpcCode.CANCELLED, "the connection was closed during the call")
+
+    bench.lister.list = listing  # type: ignore[method-assign]
+    start = asyncio.create_task(bench.desk.pre_start(names.GPU_MEM, bench.all[:1]))
+    await asked.wait()
+    start.cancel()
+    await asyncio.wait([start])
+    closed.set()
+    await failed.wait()
+    bench.start()
+    del start
+    gc.collect()
+    assert told == []
 
 
 async def test_a_start_whose_ids_two_pods_have_is_refused(bench: Bench) -> None:

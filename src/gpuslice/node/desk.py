@@ -377,6 +377,8 @@ class Desk:
         """What kubelet lists, asked for after this call began. Containers that start together share one."""
         if self._next_list is None:
             self._next_list = asyncio.create_task(self._list_after(self._this_list))
+            # Whoever waited may have been cancelled meanwhile: then its failure is nobody's news.
+            self._next_list.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._next_list)
 
     async def _list_after(
