@@ -16,7 +16,7 @@ from gpuslice.scheduler.predicates import (
     rules_of,
     soft_taints,
 )
-from gpuslice.scheduler.unsupported import unsupported
+from gpuslice.scheduler.unsupported import MOST_RULES, MOST_VALUES, unsupported
 
 
 def node(name: str = "n1", **more: Any) -> Node:
@@ -175,9 +175,34 @@ def test_preferred_terms_add_up() -> None:
     assert preferred_weight(rules_of(spec), node()) == 0
 
 
+def many(*, terms: int = 1, requirements: int = 1, values: int = 1) -> dict[str, Any]:
+    """Affinity to nodes, in so many words."""
+    one = {"key": "zone", "operator": "In", "values": [f"z{n}" for n in range(values)]}
+    rules = {"nodeSelectorTerms": [{"matchExpressions": [one] * requirements}] * terms}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rules}}}
+
+
 @pytest.mark.parametrize(
     ("spec", "part"),
     [
+        (many(terms=MOST_RULES + 1), "more than 100 requirements"),
+        (many(terms=MOST_RULES + 1, requirements=0), "more than 100 requirements"),
+        (many(requirements=MOST_RULES + 1), "more than 100 requirements"),
+        (many(values=MOST_VALUES + 1), "10000 values"),
+        (
+            {
+                "affinity": {
+                    "nodeAffinity": {
+                        "preferredDuringSchedulingIgnoredDuringExecution": [
+                            {"weight": 1, "preference": expression("a", "Exists")}
+                        ]
+                        * (MOST_RULES + 1)
+                    }
+                }
+            },
+            "spec.affinity.nodeAffinity",
+        ),
+        ({"tolerations": [{"operator": "Exists"}] * (MOST_RULES + 1)}, "spec.tolerations"),
         (
             {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
             "podAffinity",
@@ -202,6 +227,8 @@ def test_unsupported_is_named_with_a_remedy(spec: dict[str, Any], part: str) -> 
 @pytest.mark.parametrize(
     "spec",
     [
+        many(requirements=MOST_RULES, values=MOST_VALUES // MOST_RULES),
+        {"tolerations": [{"operator": "Exists"}] * MOST_RULES},
         {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}},
         {"topologySpreadConstraints": [{"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
         {"volumes": [{"name": "v"}]},
