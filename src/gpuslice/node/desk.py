@@ -27,6 +27,7 @@ from gpuslice.devices.sharing import device_of
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound, Unavailable
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import MAX_VERSION, Pod
+from gpuslice.node.freshlist import FreshList
 from gpuslice.node.handing import PLAIN, Handing
 from gpuslice.node.holdings import Held, Refusal, Unsure
 from gpuslice.node.identity import Identity
@@ -118,8 +119,7 @@ class Desk:
         self._complete = complete
         self._clock = clock
         self._same_ids = SameIds(self._raw.get, self._fetch, clock)
-        self._this_list: asyncio.Task[Sequence[PodResources]] | None = None
-        self._next_list: asyncio.Task[Sequence[PodResources]] | None = None
+        self._listing = FreshList(lambda: self._kubelet.list(timeout=LIST_SECONDS))
 
     # --- what is known ----------------------------------------------------------------------------
     def set_pod(self, pod: Pod) -> None:
@@ -360,7 +360,7 @@ class Desk:
     async def _who_starts(self, resource: str, ids: Sequence[str]) -> Identity | None:
         """Who it is, noted down; None if somebody is in the way. Raises RpcError."""
         try:
-            listing = await self._list()
+            listing = await self._listing.get()
         except RpcError as error:
             raise RpcError(
                 RpcCode.UNAVAILABLE, f"kubelet's pod-resources do not say whose container starts: {error}"
@@ -372,23 +372,6 @@ class Desk:
         started = Started(pod.uid, pod.key, devices, resource, frozenset(ids))
         self._starts.note(self._folders.of(ids).name, started)
         return identity
-
-    async def _list(self) -> Sequence[PodResources]:
-        """What kubelet lists, asked for after this call began. Containers that start together share one."""
-        if self._next_list is None:
-            self._next_list = asyncio.create_task(self._list_after(self._this_list))
-            # Whoever waited may have been cancelled meanwhile: then its failure is nobody's news.
-            self._next_list.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._next_list)
-
-    async def _list_after(
-        self, earlier: asyncio.Task[Sequence[PodResources]] | None
-    ) -> Sequence[PodResources]:
-        if earlier is not None:
-            await asyncio.wait([earlier])
-        # From here on the answer may be older than a call that comes now.
-        self._this_list, self._next_list = self._next_list, None
-        return await self._kubelet.list(timeout=LIST_SECONDS)
 
     async def _identify(self, resource: str, ids: Sequence[str], listing: Sequence[PodResources]) -> Identity:
         outcome = self._ask(resource, ids, listing, fresh=False)
