@@ -9,8 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuslice.node.kubeletapi import PluginClient, RpcError, Server, serve_registration
-from gpuslice.node.kubeletmessages import ContainerAllocation, Device, PreferredRequest, Registration
+from gpuslice.node.kubeletapi import (
+    PluginClient,
+    RpcCode,
+    RpcError,
+    Server,
+    serve_pod_resources,
+    serve_registration,
+)
+from gpuslice.node.kubeletmessages import (
+    ContainerAllocation,
+    ContainerDevices,
+    Device,
+    PodResources,
+    PreferredRequest,
+    Registration,
+)
 
 
 @dataclass
@@ -23,16 +37,34 @@ class Plugin:
     task: asyncio.Task[None] | None = None
 
 
+class Nobody:
+    """What pod-resources say of a node on which no container holds anything."""
+
+    async def list(self) -> tuple[PodResources, ...]:
+        return ()
+
+    async def allocatable(self) -> tuple[ContainerDevices, ...]:
+        return ()
+
+    async def get(self, name: object) -> PodResources:
+        raise RpcError(RpcCode.NOT_FOUND, "nobody is here")
+
+
 class Recorder:
     """Serves kubelet.sock in a folder. Resources other than NVIDIA's are not recorded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "device-plugins"
+        self._lists = folder / "pod-resources" / "kubelet.sock"
+        self._lister: Server | None = None
         self.plugins: dict[str, Plugin] = {}
         self._server: Server | None = None
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
+        # Nobody holds anything: our agent gives out nothing before it has been told so.
+        self._lists.parent.mkdir(parents=True, exist_ok=True)
+        self._lister = await serve_pod_resources(self._lists, Nobody())
         self._server = await serve_registration(self.folder / "kubelet.sock", self._register)
 
     async def stop(self) -> None:
@@ -42,8 +74,9 @@ class Recorder:
                 with contextlib.suppress(asyncio.CancelledError):
                     await plugin.task
             await plugin.client.aclose()
-        if self._server:
-            await self._server.stop()
+        for server in (self._server, self._lister):
+            if server:
+                await server.stop()
 
     async def _register(self, registration: Registration) -> None:
         if not registration.resource.startswith("nvidia.com/"):
