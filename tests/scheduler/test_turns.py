@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from binder_world import World, settle
 
+from gpuslice.kube.gate import Gate
+from gpuslice.kube.leading import Leadership
 from gpuslice.placement.verdict import Code
 from gpuslice.requests.pod import PodRequest
 from gpuslice.scheduler.binder import ADMISSION_SECONDS, ANSWER_SECONDS, HOLD_SECONDS
@@ -116,6 +120,22 @@ async def test_a_caller_hears_in_time_that_its_pod_waits_and_may_ask_again() -> 
     world.serve()
     assert (await again).code is Code.BOUND
     assert world.posts == 2
+
+
+async def test_a_pod_whose_turn_comes_when_this_replica_leads_no_more_keeps_no_room() -> None:
+    """Its reservation would tie it to a node that may suit it no longer, until it is deleted."""
+    leadership = SimpleNamespace(leads=True, why="another one does")
+    world = World()
+    world.cluster.gate = Gate(leadership=cast("Leadership", leadership))
+    await bound(world, "first", 3, init=2)
+    second = world.create("second", 2)
+    answer = world.binder.start(second, "n1")
+    leadership.leads = False
+    world.assign("first")
+    await settle()
+    assert (await answer).code is Code.NOT_READY
+    assert world.cluster.pod(second.uid) is None
+    assert not world.waiting
 
 
 async def test_whoever_waits_looks_again_for_changes_on_its_node_alone(

@@ -193,6 +193,8 @@ class Binder:
         """Bind when no pod that this one could be confused with is on its way to a GPU of the node."""
         until = self._clock.monotonic() + HOLD_SECONDS
         waited = bool(attempt.held)
+        if waited:
+            attempt.held = self._why_held(pod, attempt.node)  # what it waits for may have come meanwhile
         while attempt.held and (left := until - self._clock.monotonic()) > 0:
             turn = self._turns.setdefault(attempt.node, asyncio.Event())
             await happened(turn, self._clock, min(left, ADMISSION_SECONDS))
@@ -202,6 +204,8 @@ class Binder:
             # Where it was to be may be another's by now, who is there in truth.
             outcome = self._reserve(pod, attempt.node)
             if isinstance(outcome, Verdict):
+                if attempt.first:
+                    self._cluster.forget(pod.uid)
                 return self._answer(attempt, outcome)
             annotations = outcome
         return await self._bind(attempt, pod, annotations)
