@@ -9,6 +9,7 @@ import logging
 import resource
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -464,6 +465,27 @@ async def test_a_thousand_bad_requests_are_one_line() -> None:
                 one.send(b"\x16\x03\x01 what\r\n\r\n")
                 assert await one.answer() == "400 this is not HTTP/1.1"
         assert [entry["event"] for entry in logs] == ["a client was refused"]
+
+
+async def test_who_leaves_before_a_word_is_not_told_of_and_who_speaks_wrongly_is(tmp_path: Path) -> None:
+    """Whoever only looks whether the port is open leaves so: that was a warning without words."""
+    with capture_logs() as logs:
+        async with site(tls=tmp_path) as here:
+            one = await silent(here.port)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.close()  # by a reset
+            await here.serves()
+        assert logs == []
+        async with site(tls=tmp_path) as here:
+            _, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(GET)
+            await here.serves()
+            writer.close()
+    (told,) = logs
+    assert (told["event"], "http request" in told["error"].lower()) == (
+        "a connection failed before its first request",
+        True,
+    )
 
 
 def test_equal_events_are_counted_and_told_with_their_number_after_a_minute() -> None:

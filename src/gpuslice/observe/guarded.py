@@ -107,6 +107,8 @@ class GuardedServer(uvicorn.Server):
         patience = {"ssl_handshake_timeout": 60.0, "ssl_shutdown_timeout": 5.0} if context else {}
         try:
             await loop.connect_accepted_socket(lambda: guest, connected, ssl=context, **patience)
+        except ConnectionError:
+            pass  # it left, as whoever only looks whether the port is open
         except OSError as error:  # ssl.SSLError among them
             self._repeats.warning("a connection failed before its first request", error=str(error))
         finally:
