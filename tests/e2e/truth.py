@@ -115,7 +115,10 @@ def demand(cluster: RealCluster) -> None:
         left[:] = leaks(cluster)
         return not left
 
-    cluster.wait(clean, 60, "everything that nobody has to be given back")
+    try:
+        cluster.wait(clean, 60, "everything that nobody has to be given back")
+    except NotInTime as late:
+        raise NotInTime("\n".join([*left, str(late)])) from late
 
 
 def inspect(cluster: RealCluster) -> Any:
