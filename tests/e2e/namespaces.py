@@ -50,11 +50,9 @@ class Namespace:
         return self._holder.pid
 
     def open(self) -> None:
+        held = ("unshare", "--mount", "--propagation=private", "--net", "--uts", "sleep", "infinity")
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", "--propagation=private", "--net", "--uts", "sleep", "infinity"],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=self._slot.cgroup.add_self,
+            self._slot.cgroup.enter(*held), stdin=subprocess.DEVNULL, start_new_session=True
         )
         # The last thing that unshare does is to become a sleep.
         name = Path(f"/proc/{self.pid}/comm")

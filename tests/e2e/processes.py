@@ -53,9 +53,11 @@ class Cgroup:
                     for name in ("cpuset.cpus", "cpuset.mems"):
                         (above / name).write_text((above.parent / name).read_text())
 
-    def add_self(self) -> None:
-        """Move the calling process in (between fork and exec)."""
-        (self._members / "cgroup.procs").write_text(str(os.getpid()))
+    def enter(self, *command: str) -> list[str]:
+        """The command, in here from its first moment. By a shell: Python between fork and exec may crash where there
+        are threads.
+        """
+        return ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self._members / "cgroup.procs"), *command]
 
     def processes(self) -> list[int]:
         return [pid for pids in self.by_folder().values() for pid in pids]
@@ -108,14 +110,13 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
-                self.command(),
+                self.cgroup.enter(*self.command()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.environment},
                 # A session of its own: Ctrl-C reaches the tests, and these decide in which order things end.
                 start_new_session=True,
-                preexec_fn=self.cgroup.add_self,
             )
 
     @property

@@ -13,6 +13,7 @@ from up_world import PATIENCE, TWO_NODES, deployment
 from gpuslice import names
 from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
+from gpuslice.cluster.handover import is_assigned
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.kube.wire import Node, Resource
 from gpuslice.local.up import WEBHOOK, WEBHOOKS, Settings, local_cluster
@@ -36,7 +37,13 @@ async def test_up_is_healthy_and_three_faults_are_found_in_order(tmp_path: Path)
         await cluster.ready()
         await cluster.client.create(DEPLOYMENTS, json.loads(deployment("train", 3, 5)), "default")
         state = cluster.cluster
-        await cluster.changed(lambda: sum(len(state.pods_on(name)) for name in state.node_names()) == 3)
+
+        def started() -> bool:
+            """Equal pods may change places until then, one record after the other."""
+            records = [record for name in state.node_names() for record in state.pods_on(name)]
+            return len(records) == 3 and all(map(is_assigned, records))
+
+        await cluster.changed(started)
         result = await doctor(kubeconfig, "--strict")
         assert (result.exit_code, result.output) == (0, "nothing is wrong\n")
 
