@@ -19,12 +19,12 @@ import yaml
 
 from gpuslice import names
 from gpuslice.admission import certificates
-from gpuslice.cli.doctor.checks import examine
-from gpuslice.cli.doctor.finding import Finding
-from gpuslice.cli.doctor.look import look
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_gpus
 from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.doctor.checks import examine
+from gpuslice.doctor.finding import Finding
+from gpuslice.doctor.look import look
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import KubeObject, Resource
 from gpuslice.local.apiserver import ApiServer

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuslice.cli.doctor.finding import Finding
-from gpuslice.cli.doctor.host.checks import examine
-from gpuslice.cli.doctor.host.look import look
+from gpuslice.doctor.finding import Finding
+from gpuslice.doctor.host.checks import examine
+from gpuslice.doctor.host.look import look
 
 DRIVER = "570.86.15"
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"

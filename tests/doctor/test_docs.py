@@ -14,7 +14,7 @@ def codes() -> set[str]:
     """The code of every finding that the checks make, and of every sentence of the webhook's."""
     found = set()
     folders = ("checks", "host")
-    for file in (one for name in folders for one in (ROOT / "src/gpuslice/cli/doctor" / name).glob("*.py")):
+    for file in (one for name in folders for one in (ROOT / "src/gpuslice/doctor" / name).glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call):
                 continue

@@ -11,7 +11,7 @@ import pytest
 from doctor_world import NAMESPACE, SERVED, Site, micro, owner_of
 
 from gpuslice import names
-from gpuslice.cli.doctor.finding import Finding, Level
+from gpuslice.doctor.finding import Finding, Level
 
 OWNERLESS = "kubectl -n default delete pod"
 

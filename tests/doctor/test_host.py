@@ -30,8 +30,8 @@ from host_world import (
     Node,
 )
 
-from gpuslice.cli.doctor.finding import Finding, Level
 from gpuslice.cli.main import main
+from gpuslice.doctor.finding import Finding, Level
 
 WARNING = Level.WARNING
 OFF = "accept-nvidia-visible-devices-envvar-when-unprivileged = false"

@@ -10,10 +10,10 @@ import pytest
 from builders import agent_node, pod
 
 from gpuslice import names
-from gpuslice.cli.doctor.checks import examine, memory
-from gpuslice.cli.doctor.look import look
-from gpuslice.cli.reading import read_cluster, read_views
+from gpuslice.cluster.reading import read_cluster, read_views
 from gpuslice.cluster.state import Cluster
+from gpuslice.doctor.checks import examine, memory
+from gpuslice.doctor.look import look
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import Node, Pod
 

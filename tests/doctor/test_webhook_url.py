@@ -14,7 +14,7 @@ import pytest
 from doctor_world import Site
 
 from gpuslice.admission import certificates
-from gpuslice.cli.doctor.finding import Level
+from gpuslice.doctor.finding import Level
 
 
 @asynccontextmanager

@@ -62,7 +62,7 @@ def _tell_gpus(gpus: Sequence[GpuVerdict]) -> list[str]:
 
 async def _explain(kubeconfig: Path | None, namespace: str, name: str) -> Explanation:
     from gpuslice.cli.explaining import explain as explain_pod
-    from gpuslice.cli.reading import read_cluster
+    from gpuslice.cluster.reading import read_cluster
     from gpuslice.kube.http import connected
     from gpuslice.kube.wire import Node, Pod
 

@@ -61,7 +61,7 @@ def show(views: Sequence[NodeView], *, details: bool, output: str | None) -> Non
 
 
 async def _views(kubeconfig: Path | None, node: str | None) -> list[NodeView]:
-    from gpuslice.cli.reading import read_views
+    from gpuslice.cluster.reading import read_views
     from gpuslice.kube.http import connected
 
     async with connected(kubeconfig) as client:

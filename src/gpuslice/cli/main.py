@@ -6,7 +6,7 @@ import click
 
 from gpuslice import __version__
 from gpuslice.cli.agent import agent
-from gpuslice.cli.doctor.command import doctor
+from gpuslice.cli.doctor import doctor
 from gpuslice.cli.explain import explain
 from gpuslice.cli.extender import extender
 from gpuslice.cli.inspect import inspect

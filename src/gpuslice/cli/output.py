@@ -10,7 +10,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     """Base of what `-o` prints: camelCase keys."""
 
 
-def print_as(value: Report, form: str) -> None:
+def print_as(value: msgspec.Struct, form: str) -> None:
     """Print as `json` or `yaml`."""
     if form == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
