@@ -16,6 +16,7 @@ from gpuslice.admission.mutate import webhook_configuration
 from gpuslice.admission.possession import RECORDS
 from gpuslice.admission.visibility import PROTECTED
 from gpuslice.cli.uninstalling import ANNOTATIONS
+from gpuslice.cluster.predicates import node_refusal, rules_of
 from gpuslice.config.devices import DevicesFile
 from gpuslice.config.migparted import MigPartedFile
 from gpuslice.config.nodeconfig import LABEL, Fallback
@@ -25,7 +26,6 @@ from gpuslice.devices.labels import _OURS, _RESOURCE_KEYS
 from gpuslice.kube.wire import Node, ObjectMeta, PodSpec
 from gpuslice.node.cdispec import FOLDER
 from gpuslice.node.configuring import ConfigFiles
-from gpuslice.scheduler.predicates import node_refusal, rules_of
 
 
 @pytest.mark.parametrize(

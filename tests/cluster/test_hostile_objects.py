@@ -14,6 +14,7 @@ from gpuslice import names
 from gpuslice.capacity.dressing import read_record
 from gpuslice.cluster.migrecords import MigPolicy, decode_cuts, decode_wanted
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import read_waiting
 from gpuslice.config.migparted import MigPartedFile
 from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.devices.migprofile import MigProfile
@@ -21,7 +22,6 @@ from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.node.nodepod import read_pod
 from gpuslice.requests.pod import count_spec, read_request
-from gpuslice.scheduler.facts import read_pod as read_facts
 from gpuslice.units import MemoryUnit, parse_count
 
 STEADY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -179,7 +179,7 @@ def test_no_edit_changes_what_a_pod_takes(placed: Pod, edit: dict[str, str]) -> 
 def test_no_pod_that_waits_ends_a_decision(waiting: Pod) -> None:
     cluster = innocent()
     before = rooms(cluster)
-    facts = read_facts(waiting)
+    facts = read_waiting(waiting)
     cluster.filter(facts.demand.request, ["n", "ghost"])
     cluster.scores(facts.demand.request, ["n"])
     cluster.assume(waiting, "n")
@@ -250,4 +250,4 @@ def test_a_pod_of_any_number_of_containers_is_counted(count: int) -> None:
     )
     assert sum(free for free, _ in rooms(cluster)) == (45 - 9 - count) * 1024
     waiting = msgspec.convert({"metadata": metadata, "spec": {"containers": many}}, Pod)
-    assert "at most 128" in read_facts(waiting).problem
+    assert "at most 128" in read_waiting(waiting).problem

@@ -13,7 +13,7 @@ from gpuslice.local.kubelet.checkpoint import FILE_NAME, CheckpointFile
 from gpuslice.local.kubelet.devicemanager import Holding
 from gpuslice.local.kubelet.environment import (
     ConfigError,
-    PodFacts,
+    WaitingPod,
     command_line,
     decode_secret,
     environment,
@@ -28,7 +28,7 @@ from gpuslice.local.kubelet.runtime import sleeping_time
 from gpuslice.local.streams import LogOptions
 from gpuslice.node.kubeletmessages import ContainerAllocation, Mount
 
-FACTS = PodFacts("10.128.1.1", "10.0.0.1", {"cpu": "8", "memory": "16777216Ki"})
+FACTS = WaitingPod("10.128.1.1", "10.0.0.1", {"cpu": "8", "memory": "16777216Ki"})
 
 
 def pod(container: dict[str, Any], **spec: Any) -> RunPod:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from node_world import NodeWorld, Part, app
 
 from gpuslice.node.identity import Identity
-from gpuslice.scheduler.turns import can_be_confused
+from gpuslice.scheduler.bindorder import can_be_confused
 
 SHAPES = [
     app(2),

@@ -8,15 +8,15 @@ from binder_world import StepClock, settle
 from lab import node_body, pod_body
 
 from gpuslice.cluster.feed import ClusterFeed, Listener
+from gpuslice.cluster.nodetable import NodeTable
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.kube.client import Client, Transport
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import KEPT, Cycle
-from gpuslice.scheduler.facts import PodFacts, read_pod
-from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.service import Scheduler
 
@@ -40,14 +40,14 @@ def pod(name: str, units: int = 0, priority: int = 0, **more: Any) -> Pod:
     return msgspec.convert(body, Pod)
 
 
-def facts(name: str, units: int = 0, priority: int = 0, **more: Any) -> PodFacts:
-    return read_pod(pod(name, units, priority, **more))
+def waiting(name: str, units: int = 0, priority: int = 0, **more: Any) -> WaitingPod:
+    return read_waiting(pod(name, units, priority, **more))
 
 
 def test_nominated_pod_goes_where_room_was_made() -> None:
     """Also if another node would score higher by now."""
     world = World(node_body("tight", [5]), node_body("wide", [16]))
-    high = facts("high", 5, 9)
+    high = waiting("high", 5, 9)
     assert world.cycle.decide(high).node == "tight"
     world.nominations.nominate(high, "wide", [])
     assert world.cycle.decide(high).node == "wide"
@@ -56,30 +56,30 @@ def test_nominated_pod_goes_where_room_was_made() -> None:
 def test_room_beside_a_nominated_pod_is_not_kept_from_others() -> None:
     """Only its own GPU's room is kept: what fits beside it may come."""
     world = World(node_body("n1", [10, 10]))
-    world.nominations.nominate(facts("high", 8, 9), "n1", [])
-    assert world.cycle.decide(facts("beside", 10)).node == "n1"
-    assert world.cycle.decide(facts("higher", 10, 10)).node == "n1"
-    world.nominations.nominate(facts("high2", 8, 9), "n1", [])
-    assert KEPT in world.cycle.decide(facts("beside", 10)).message
+    world.nominations.nominate(waiting("high", 8, 9), "n1", [])
+    assert world.cycle.decide(waiting("beside", 10)).node == "n1"
+    assert world.cycle.decide(waiting("higher", 10, 10)).node == "n1"
+    world.nominations.nominate(waiting("high2", 8, 9), "n1", [])
+    assert KEPT in world.cycle.decide(waiting("beside", 10)).message
 
 
 def test_binpacks_across_nodes() -> None:
     """A pod goes to the node that it fills best, whatever the order of the nodes."""
     world = World(node_body("a", [16]), node_body("b", [6]), node_body("c", [12]))
-    assert world.cycle.decide(facts("p", 6)).node == "b"
+    assert world.cycle.decide(waiting("p", 6)).node == "b"
 
 
 def test_pods_without_gpu_go_to_the_emptiest_node() -> None:
     world = World(node_body("a", cpu="8"), node_body("b", cpu="8"))
     world.table.set_pod(pod("x", cpu="4"), "a")
-    assert world.cycle.decide(facts("p", cpu="1")).node == "b"
+    assert world.cycle.decide(waiting("p", cpu="1")).node == "b"
 
 
 def test_bad_request_is_told_and_not_placed() -> None:
     world = World(node_body("n1", [10]))
     body = pod_body("p")
     body["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "1.5"}}
-    decision = world.cycle.decide(read_pod(msgspec.convert(body, Pod)))
+    decision = world.cycle.decide(read_waiting(msgspec.convert(body, Pod)))
     assert not decision.node
     assert "not a whole number" in decision.message
 
@@ -130,7 +130,7 @@ async def test_old_news_of_a_bound_pod_does_not_queue_it_again() -> None:
     await settle()
     tell("pod", pod("p"))
     assert made.queue.pop_nowait() is None
-    assert made.table.tenant("uid-p") is not None
+    assert made.table.pod("uid-p") is not None
 
 
 async def test_failed_bind_gives_the_room_back_and_is_tried_again_after_a_second() -> None:
@@ -141,7 +141,7 @@ async def test_failed_bind_gives_the_room_back_and_is_tried_again_after_a_second
     made._handle(await made.queue.pop())
     binder.answers[0].set_result(Verdict(Code.API_FAILED, "binding failed: not today"))
     await settle()
-    assert made.table.tenant("uid-p") is None
+    assert made.table.pod("uid-p") is None
     assert made.queue.pop_nowait() is None
     clock.advance(1)
     made._handle(await made.queue.pop())

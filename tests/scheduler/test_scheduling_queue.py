@@ -10,19 +10,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gpuslice.cluster.waiting import Demand, WaitingPod, read_waiting
 from gpuslice.kube.wire import Pod
 from gpuslice.names import SHARES_ACROSS
-from gpuslice.scheduler.facts import Demand, PodFacts, read_pod
 from gpuslice.scheduler.queue import FLUSH_SECONDS, Cause, SchedulingQueue
 
 
-def facts(uid: str, priority: int = 0, created: str = "", units: int = 1, **more: Any) -> PodFacts:
+def waiting(uid: str, priority: int = 0, created: str = "", units: int = 1, **more: Any) -> WaitingPod:
     resources = {"limits": {"aliyun.com/gpu-mem": str(units)}}
     body = {
         "metadata": {"uid": uid, "name": uid, "creationTimestamp": created, **more.pop("metadata", {})},
         "spec": {"priority": priority, "containers": [{"name": "c", "resources": resources}], **more},
     }
-    return read_pod(msgspec.convert(body, Pod))
+    return read_waiting(msgspec.convert(body, Pod))
 
 
 def names(queue: SchedulingQueue) -> list[str]:
@@ -47,20 +47,20 @@ def always(_demand: Demand) -> bool:
 
 
 def test_priority_goes_before_age(queue: SchedulingQueue) -> None:
-    queue.set(facts("old", 0, "2024-01-01T00:00:00Z"))
-    queue.set(facts("high", 9, "2024-01-03T00:00:00Z"))
-    queue.set(facts("older", 0, "2023-01-01T00:00:00Z"))
+    queue.set(waiting("old", 0, "2024-01-01T00:00:00Z"))
+    queue.set(waiting("high", 9, "2024-01-03T00:00:00Z"))
+    queue.set(waiting("older", 0, "2023-01-01T00:00:00Z"))
     assert names(queue) == ["high", "older", "old"]
 
 
 def test_same_second_keeps_the_order_of_arrival(queue: SchedulingQueue) -> None:
     for uid in ("c", "a", "b"):
-        queue.set(facts(uid))
+        queue.set(waiting(uid))
     assert names(queue) == ["c", "a", "b"]
 
 
 def test_backoff_doubles_from_one_second_to_ten(queue: SchedulingQueue, clock: StepClock) -> None:
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     for pause in (1, 2, 4, 8, 10, 10):
         assert names(queue) == ["a"]
         queue.retry("a")
@@ -71,7 +71,7 @@ def test_backoff_doubles_from_one_second_to_ten(queue: SchedulingQueue, clock: S
 
 
 async def test_consumer_sleeps_until_the_backoff_is_over(queue: SchedulingQueue, clock: StepClock) -> None:
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     await queue.pop()
     queue.retry("a")
     consumer = asyncio.create_task(queue.pop())
@@ -84,7 +84,7 @@ async def test_consumer_sleeps_until_the_backoff_is_over(queue: SchedulingQueue,
 async def test_consumer_wakes_for_a_new_pod(queue: SchedulingQueue) -> None:
     consumer = asyncio.create_task(queue.pop())
     await settle()
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     assert (await consumer).uid == "a"
 
 
@@ -96,7 +96,7 @@ def test_wakes_only_whom_the_change_could_help(queue: SchedulingQueue) -> None:
         ("both", 3, Cause.GPU | Cause.RULES),
         ("large", 4, Cause.GPU),
     ):
-        queue.set(facts(uid, units=units))
+        queue.set(waiting(uid, units=units))
         queue.pop_nowait()
         queue.wait(uid, causes)
     assert queue.wake(Cause.GPU, lambda demand: demand.request.units < 4) == 2
@@ -105,7 +105,7 @@ def test_wakes_only_whom_the_change_could_help(queue: SchedulingQueue) -> None:
 
 def test_woken_pod_skips_the_backoff(queue: SchedulingQueue) -> None:
     """What it waited for is there: it is tried at once, however often it was refused before."""
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     for _ in range(5):
         assert names(queue) == ["a"]
         queue.wait("a", Cause.GPU)
@@ -116,7 +116,7 @@ def test_woken_pod_skips_the_backoff(queue: SchedulingQueue) -> None:
 def test_helper_is_asked_once_per_demand(queue: SchedulingQueue) -> None:
     """A thousand equal pods cost one look at the node."""
     for i in range(10):
-        queue.set(facts(f"p{i}"))
+        queue.set(waiting(f"p{i}"))
         queue.pop_nowait()
         queue.wait(f"p{i}", Cause.GPU)
     asked: list[Demand] = []
@@ -126,7 +126,7 @@ def test_helper_is_asked_once_per_demand(queue: SchedulingQueue) -> None:
 
 def test_change_during_the_decision_is_not_missed(queue: SchedulingQueue) -> None:
     """The GPU was freed while the pod was being decided about: it is tried again at once."""
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     queue.pop_nowait()
     queue.wake(Cause.GPU, always)
     queue.wait("a", Cause.GPU)
@@ -134,18 +134,18 @@ def test_change_during_the_decision_is_not_missed(queue: SchedulingQueue) -> Non
 
 
 def test_gated_pod_is_not_handed_out_until_its_gate_is_gone(queue: SchedulingQueue) -> None:
-    queue.set(facts("a", schedulingGates=[{"name": "g"}]))
+    queue.set(waiting("a", schedulingGates=[{"name": "g"}]))
     queue.wake(Cause.GPU, always)
     assert names(queue) == []
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     assert names(queue) == ["a"]
 
 
 def test_own_status_patch_wakes_nobody(queue: SchedulingQueue) -> None:
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     queue.pop_nowait()
     queue.wait("a", Cause.GPU)
-    queue.set(facts("a", metadata={"resourceVersion": "7"}))
+    queue.set(waiting("a", metadata={"resourceVersion": "7"}))
     assert names(queue) == []
     queue.wake(Cause.GPU, always)
     woken = queue.pop_nowait()
@@ -154,17 +154,17 @@ def test_own_status_patch_wakes_nobody(queue: SchedulingQueue) -> None:
 
 
 def test_edited_pod_is_tried_again(queue: SchedulingQueue) -> None:
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     queue.pop_nowait()
     queue.wait("a", Cause.SELF)
-    queue.set(facts("a", nodeSelector={"x": "y"}))
+    queue.set(waiting("a", nodeSelector={"x": "y"}))
     assert names(queue) == ["a"]
 
 
 def test_pod_edited_during_its_decision_is_tried_again(queue: SchedulingQueue) -> None:
-    queue.set(facts("a"))
+    queue.set(waiting("a"))
     queue.pop_nowait()
-    queue.set(facts("a", nodeSelector={"x": "y"}))
+    queue.set(waiting("a", nodeSelector={"x": "y"}))
     queue.wait("a", Cause.SELF)
     assert names(queue) == ["a"]
 
@@ -172,7 +172,7 @@ def test_pod_edited_during_its_decision_is_tried_again(queue: SchedulingQueue) -
 def test_safety_flush_after_five_minutes(queue: SchedulingQueue, clock: StepClock) -> None:
     """A net under a missed event; a pod that only its owner can cure is not tried again."""
     for uid, causes in (("a", Cause.GPU), ("hopeless", Cause.SELF)):
-        queue.set(facts(uid))
+        queue.set(waiting(uid))
         queue.pop_nowait()
         queue.wait(uid, causes)
     clock.advance(FLUSH_SECONDS - 1)
@@ -188,7 +188,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = StepClock()
         self.queue = SchedulingQueue(clock=self.clock)
-        self.there: dict[str, PodFacts] = {}
+        self.there: dict[str, WaitingPod] = {}
         self.out: set[str] = set()
         self.due: dict[str, float] = {}  # backoff or flush: not before, and then certainly
         self.parked: dict[str, Cause] = {}
@@ -200,18 +200,18 @@ class QueueMachine(RuleBasedStateMachine):
     def add_or_edit(self, uid: str, priority: int, units: int) -> None:
         if uid in self.there:
             priority = self.there[uid].demand.priority
-        self._set(facts(uid, priority, units=units))
+        self._set(waiting(uid, priority, units=units))
 
     @rule(uid=uids, spread=st.sampled_from(["1", "2", "0", "-1", "9" * 4301, ""]))
     def annotate(self, uid: str, spread: str) -> None:
         """At any time, also while it is decided about or bound: the pod alone is affected."""
         if uid in self.there:
             demand, annotations = self.there[uid].demand, {SHARES_ACROSS: spread}
-            new = facts(uid, demand.priority, units=2, metadata={"annotations": annotations})
+            new = waiting(uid, demand.priority, units=2, metadata={"annotations": annotations})
             assert bool(new.problem) == (spread not in ("1", "2"))
             self._set(new)
 
-    def _set(self, new: PodFacts) -> None:
+    def _set(self, new: WaitingPod) -> None:
         uid = new.uid
         edited = uid in self.there and (
             self.there[uid].pod.spec != new.pod.spec or self.there[uid].pod.annotations != new.pod.annotations

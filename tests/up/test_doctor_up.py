@@ -13,7 +13,7 @@ from up_world import PATIENCE, TWO_NODES, deployment
 from gpuslice import names
 from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
-from gpuslice.cluster.handover import is_assigned
+from gpuslice.cluster.swaps import is_assigned
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.kube.wire import Node, Resource
 from gpuslice.local.up import WEBHOOK, WEBHOOKS, Settings, local_cluster

@@ -11,8 +11,8 @@ from gpuslice.capacity.nodepool import PoolWish
 from gpuslice.capacity.poolplan import FAILED, PoolNode
 from gpuslice.capacity.vmsizes import DISABLED, cut_of
 from gpuslice.clock import Clock
-from gpuslice.cluster.ended import has_ended
 from gpuslice.cluster.feed import ChangeKind
+from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import GpuView
 from gpuslice.cluster.state import Cluster
 from gpuslice.devices.catalogue import MODELS, GpuModel

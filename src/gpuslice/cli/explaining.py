@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuslice import names
-from gpuslice.cluster.ended import has_ended
 from gpuslice.cluster.migrecords import decode_cuts
+from gpuslice.cluster.nodetable import NodeTable
+from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import PodRecord
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.devices.inventory import Gpu
 from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError
@@ -22,9 +24,7 @@ from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest
-from gpuslice.scheduler.facts import PodFacts, read_pod
 from gpuslice.scheduler.migview import demand_gpus, profiles_of
-from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.units import GIB, MemoryUnit
 
 
@@ -65,8 +65,8 @@ class Explanation:
 
 def explain(pod: Pod, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Pod]) -> Explanation:
     """Explain a pod. `cluster` must have been told of the same nodes and pods; it is given back unchanged."""
-    facts = read_pod(pod)
-    request = facts.demand.request
+    waiting = read_waiting(pod)
+    request = waiting.demand.request
     if pod.status.phase in ("Succeeded", "Failed") and has_ended(pod):
         return Explanation(pod, request, f"has ended ({pod.status.phase}) and holds nothing")
     record = cluster.pod(pod.uid)
@@ -74,9 +74,9 @@ def explain(pod: Pod, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Po
         if record is None:
             return Explanation(pod, request, f"is on node {pod.spec.node_name} and holds no GPU")
         return _placed(pod, record, cluster)
-    if facts.problem:
-        return Explanation(pod, request, f"can be placed on no node: {facts.problem}")
-    verdicts = _verdicts(facts, cluster, nodes, pods)
+    if waiting.problem:
+        return Explanation(pod, request, f"can be placed on no node: {waiting.problem}")
+    verdicts = _verdicts(waiting, cluster, nodes, pods)
     fitting = sum(verdict.ok for verdict in verdicts)
     wish = say_request(request, cluster)
     if not verdicts:
@@ -197,7 +197,7 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
 
 # --- a pod that waits ---------------------------------------------------------------------------------
 def _verdicts(
-    facts: PodFacts, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Pod]
+    waiting: WaitingPod, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Pod]
 ) -> list[NodeVerdict]:
     table = NodeTable()
     for node in nodes:
@@ -205,16 +205,16 @@ def _verdicts(
     for pod in pods:
         if pod.spec.node_name:
             table.set_pod(pod)
-    answers = table.answers(facts.demand.rules)
+    answers = table.answers(waiting.demand.rules)
     verdicts = []
     for node in sorted(nodes, key=lambda node: node.name):
         row = table.row(node.name)
         assert row is not None
         against = [table.reasons[answers.refusals[row]]] if answers.refusals[row] else []
-        against += table.shortages(facts.demand.footprint, row)
-        verdict = _node_verdict(facts.demand.request, node.name, against, cluster)
+        against += table.shortages(waiting.demand.footprint, row)
+        verdict = _node_verdict(waiting.demand.request, node.name, against, cluster)
         if verdict.code is Code.NO_MIG_DEVICE and not against:
-            more = _if_cut(facts.demand.request, node, cluster)
+            more = _if_cut(waiting.demand.request, node, cluster)
             verdict = replace(verdict, sentence=verdict.sentence + more)
         verdicts.append(verdict)
     return verdicts

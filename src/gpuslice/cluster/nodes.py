@@ -14,7 +14,7 @@ from gpuslice.units import MemoryUnit, parse_count, read_digits
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeInfo:
     """A node's GPUs and what its device plugin lets the kubelet hand out now (units, whole GPUs by resource).
 
     `problem` is a sentence if the node's own data could not be read; it then has no GPUs. `rest`: units that
@@ -29,7 +29,7 @@ class NodeFacts:
     rest: int = 0
 
 
-def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] = ()) -> NodeFacts:
+def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] = ()) -> NodeInfo:
     """Read a node. Never raises: a damaged annotation or quantity becomes `problem`.
 
     `unhealthy`: GPU indexes that gpushare's ConfigMap takes out.
@@ -41,14 +41,14 @@ def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] =
         units = _count(node.status.allocatable, names.GPU_MEM)
         whole = {resource: _count(node.status.allocatable, resource) for resource in gpus.resources}
     except InputError as error:
-        return NodeFacts(NodeGpus((), default_unit), 0, {}, address, f"node {node.name}: {error}")
+        return NodeInfo(NodeGpus((), default_unit), 0, {}, address, f"node {node.name}: {error}")
     marked = tuple(
         replace(gpu, healthy=False, reason=f"listed in ConfigMap {names.UNHEALTHY_PREFIX}{node.name}")
         if gpu.index in unhealthy
         else gpu
         for gpu in gpus.gpus
     )
-    return NodeFacts(NodeGpus(marked, gpus.unit), units, whole, address, rest=rest)
+    return NodeInfo(NodeGpus(marked, gpus.unit), units, whole, address, rest=rest)
 
 
 def _without_agent(node: Node, default_unit: MemoryUnit) -> tuple[NodeGpus, int]:

@@ -24,10 +24,10 @@ from gpuslice.cluster.annotations import (
     gpushare_allocation,
     recorded_spread,
 )
-from gpuslice.cluster.ended import has_ended
-from gpuslice.cluster.handover import hand_over, is_assigned
-from gpuslice.cluster.nodes import NodeFacts, read_node, read_unhealthy
+from gpuslice.cluster.nodes import NodeInfo, read_node, read_unhealthy
+from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
+from gpuslice.cluster.swaps import is_assigned, swap_places
 from gpuslice.cluster.text import RECORD_LIMIT
 from gpuslice.devices.inventory import Mode, NodeGpus
 from gpuslice.errors import InputError
@@ -75,7 +75,7 @@ class Cluster:
         self._clock = clock
         self._default_unit = default_unit
         self._nodes: dict[str, Node] = {}
-        self._facts: dict[str, NodeFacts] = {}
+        self._infos: dict[str, NodeInfo] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
         # uid -> pod; node name -> the uids on it (the node itself may be unknown)
         self._pods: dict[str, PodRecord] = {}
@@ -84,12 +84,12 @@ class Cluster:
     # --- feeds ------------------------------------------------------------------------------------
     def set_node(self, node: Node) -> None:
         """A node was added or changed in any way (labels, capacity, GPUs swapped)."""
-        facts = read_node(node, self._default_unit, self._unhealthy.get(node.name, ()))
+        info = read_node(node, self._default_unit, self._unhealthy.get(node.name, ()))
         self._nodes[node.name] = node
-        if facts == self._facts.get(node.name):
+        if info == self._infos.get(node.name):
             return
-        self._facts[node.name] = facts
-        self.fleet.set_node(node.name, facts.gpus, units=facts.units, whole=facts.whole)
+        self._infos[node.name] = info
+        self.fleet.set_node(node.name, info.gpus, units=info.units, whole=info.whole)
         # Pods whose GPU is known count first, so that the others are put where room really is.
         records = [self._pods[uid] for uid in sorted(self._on_node.get(node.name, ()))]
         unknown = []
@@ -105,7 +105,7 @@ class Cluster:
     def drop_node(self, name: str) -> None:
         """A node is gone. Its pods stay known until they are gone too."""
         self._nodes.pop(name, None)
-        self._facts.pop(name, None)
+        self._infos.pop(name, None)
         self.fleet.drop_node(name)
 
     def set_unhealthy(self, node: str, text: str | None) -> None:
@@ -298,14 +298,14 @@ class Cluster:
     # --- views ------------------------------------------------------------------------------------
     def snapshot(self, node: str) -> NodeView | None:
         """One node as `inspect` shows it; None if it is unknown."""
-        facts = self._facts.get(node)
-        if facts is None:
+        info = self._infos.get(node)
+        if info is None:
             return None
-        shares: dict[str, list[PodShare]] = {gpu.uuid: [] for gpu in facts.gpus.gpus}
+        shares: dict[str, list[PodShare]] = {gpu.uuid: [] for gpu in info.gpus.gpus}
         pending: list[PodShare] = []
         for record in self.pods_on(node):
             if record.allocation is None:
-                mib = facts.gpus.unit.to_mib(record.request.units)
+                mib = info.gpus.unit.to_mib(record.request.units)
                 pending.append(PodShare(record.uid, record.namespace, record.name, mib))
                 continue
             for charge in record.charges:
@@ -330,18 +330,18 @@ class Cluster:
                 gpu.parent,
                 gpu.shareable,
             )
-            for gpu in facts.gpus.gpus
+            for gpu in info.gpus.gpus
         )
         return NodeView(
             node,
-            facts.address,
-            facts.gpus.unit,
+            info.address,
+            info.gpus.unit,
             views,
             tuple(pending),
-            facts.units,
-            facts.problem,
-            sum(facts.whole.values()),
-            facts.rest,
+            info.units,
+            info.problem,
+            sum(info.whole.values()),
+            info.rest,
         )
 
     def snapshots(self) -> list[NodeView]:
@@ -355,7 +355,7 @@ class Cluster:
         return read if read.allocation is not None else self._guess(read)
 
     def _succeed(self, old: PodRecord, new: PodRecord) -> PodRecord:
-        """The record of a pod that is counted already; see `handover`."""
+        """The record of a pod that is counted already; see `swaps`."""
         if old.node != new.node:
             return new
         if old.allocation is None and new.allocation is None and old.charges:
@@ -370,7 +370,7 @@ class Cluster:
         siblings = self._on_node.get(new.node, ())
         # A reservation gives way to nobody: whoever wrote of this pod did not know of it.
         others = (self._pods[uid] for uid in siblings if uid != new.uid and not self._pods[uid].assumed)
-        giving = hand_over(old, new, others)
+        giving = swap_places(old, new, others)
         if not giving and not is_assigned(new) and not self._has_room(old, new):
             # Only a plan, and one that cannot be: what it leaves would be given to one pod too many.
             return replace(new, charges=old.charges)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from gpuslice.cluster.predicates import node_refusal, rules_of
 from gpuslice.doctor.objects import Container, DaemonSet, Deployment, Node, Pod, Workload
 from gpuslice.kube.wire import Toleration
-from gpuslice.scheduler.predicates import node_refusal, rules_of
 
 COMPONENTS: Final = frozenset({"agent", "extender", "scheduler"})
 KUBE_SCHEDULER: Final = "kube-scheduler"

@@ -19,7 +19,7 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, happened
-from gpuslice.cluster.ended import has_ended
+from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.trimming import trimmed
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import Gpu, NodeGpus

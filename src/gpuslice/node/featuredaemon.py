@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gpuslice.cluster.ended import has_ended
+from gpuslice.cluster.podstatus import has_ended
 from gpuslice.kube.wire import Pod
 
 CONTAINER: Final = "gpu-feature-discovery"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuslice import names
 from gpuslice.cluster.annotations import decode_allocation, recorded_spread
-from gpuslice.cluster.ended import has_ended
+from gpuslice.cluster.podstatus import has_ended
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Pod

@@ -10,7 +10,7 @@ lost request was for, it is changed (`fence`), which kills that request wherever
 way. Only then is the reservation given back: at no moment can two pods be promised the same memory.
 
 A pod that its node could confuse with another waits, its GPU reserved, until the node has said where that
-one is (`turns`): level-triggered by the cluster's state, and never for longer than `HOLD_SECONDS`.
+one is (`bindorder`): level-triggered by the cluster's state, and never for longer than `HOLD_SECONDS`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, happened, rfc3339_micro
-from gpuslice.cluster.handover import is_assigned
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.swaps import is_assigned
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Pod
 from gpuslice.placement.verdict import Code, Verdict
-from gpuslice.scheduler.turns import can_be_confused
+from gpuslice.scheduler.bindorder import can_be_confused
 
 TRIES: Final = 3
 """Requests for one bind before its caller is told that it failed."""

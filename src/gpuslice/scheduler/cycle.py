@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from gpuslice.cluster.nodetable import Answers, Mask, NodeTable
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import Demand, WaitingPod
 from gpuslice.placement.fleet import CODES
 from gpuslice.placement.verdict import Code, refusal
 from gpuslice.requests.pod import PodRequest
-from gpuslice.scheduler.facts import Demand, PodFacts
-from gpuslice.scheduler.nodes import Answers, Mask, NodeTable
 from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause
 
@@ -55,11 +55,11 @@ class Cycle:
         self._gpu_rows: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self._gpu_rows_of: tuple[int, int] = (-1, -1)
 
-    def decide(self, facts: PodFacts) -> Decision:
+    def decide(self, waiting: WaitingPod) -> Decision:
         """Choose a node for a pod."""
-        if facts.problem:
-            return Decision("", facts.problem)
-        demand, table = facts.demand, self._table
+        if waiting.problem:
+            return Decision("", waiting.problem)
+        demand, table = waiting.demand, self._table
         if not len(table):
             return Decision("", NO_NODES, NODE_CAUSES)
         answers = table.answers(demand.rules)
@@ -67,10 +67,10 @@ class Cycle:
         room = suits & table.fits(demand.footprint)
         codes = self._codes(demand.request)
         fits = room if codes is None else room & (codes == 0)
-        kept = self._kept(facts, fits)
+        kept = self._kept(waiting, fits)
         if kept.any():
             fits = fits & ~kept
-        own = self._nominations.of(facts.uid)
+        own = self._nominations.of(waiting.uid)
         if own is not None and (row := table.row(own.node)) is not None and fits[row]:
             return Decision(own.node)
         rows = np.flatnonzero(fits)
@@ -100,11 +100,11 @@ class Cycle:
             self._gpu_rows_of = (fleet.version, table.version)
         return fleet.codes(request)[self._gpu_rows]
 
-    def _kept(self, facts: PodFacts, fits: Mask) -> Mask:
+    def _kept(self, waiting: WaitingPod, fits: Mask) -> Mask:
         kept = np.zeros_like(fits)
         for node in self._nominations.nodes if len(self._nominations) else ():
             row = self._table.row(node)
-            if row is not None and fits[row] and not self._nominations.allow(facts, node):
+            if row is not None and fits[row] and not self._nominations.allow(waiting, node):
                 kept[row] = True
         return kept
 

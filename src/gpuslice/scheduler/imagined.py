@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
+from gpuslice.cluster.nodetable import NodeTable
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Verdict
-from gpuslice.scheduler.facts import PodFacts, read_pod
-from gpuslice.scheduler.nodes import NodeTable
 
 
 class Imagined:
@@ -33,15 +33,15 @@ class Imagined:
         table, cluster = NodeTable(), Cluster(clock=self._clock, policy=self._cluster.policy)
         made: list[list[Pod]] = []
         for pod in pods:
-            facts = read_pod(pod)
-            if facts.problem or self._fits(facts):
+            waiting = read_waiting(pod)
+            if waiting.problem or self._fits(waiting):
                 continue
             for number in range(min(len(made) + 1, limit)):
                 node = _named(template, f"{template.name}-{number}")
                 if number == len(made):
                     table.set_node(node)
                     cluster.set_node(node)
-                if _takes(table, cluster, facts, node.name):
+                if _takes(table, cluster, waiting, node.name):
                     table.set_pod(pod, node.name)
                     made[number:] = [
                         [*(made[number] if number < len(made) else []), pod],
@@ -50,8 +50,8 @@ class Imagined:
                     break
         return made
 
-    def _fits(self, facts: PodFacts) -> bool:
-        table, demand = self._table, facts.demand
+    def _fits(self, waiting: WaitingPod) -> bool:
+        table, demand = self._table, waiting.demand
         room = table.alive & (table.answers(demand.rules).refusals == 0) & table.fits(demand.footprint)
         return bool(self._cluster.filter(demand.request, table.names[room].tolist()).fits)
 
@@ -67,12 +67,12 @@ class Imagined:
                 self._table.drop_node(obj.name)
 
 
-def _takes(table: NodeTable, cluster: Cluster, facts: PodFacts, node: str) -> bool:
+def _takes(table: NodeTable, cluster: Cluster, waiting: WaitingPod, node: str) -> bool:
     """Put the pod's GPUs on an imagined node, if it suits."""
-    demand, row = facts.demand, table.row(node)
+    demand, row = waiting.demand, table.row(node)
     if row is None or table.answers(demand.rules).refusals[row] or table.shortages(demand.footprint, row):
         return False
-    return not demand.request or not isinstance(cluster.assume(facts.pod, node), Verdict)
+    return not demand.request or not isinstance(cluster.assume(waiting.pod, node), Verdict)
 
 
 def _named(template: Node, name: str) -> Node:

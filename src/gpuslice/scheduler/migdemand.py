@@ -29,7 +29,9 @@ from gpuslice.cluster.migrecords import (
     encode_wanted,
     placements,
 )
+from gpuslice.cluster.nodetable import NodeTable
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.devices.miglayout import MigLayout, say_counts
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.errors import GpuSliceError, InputError
@@ -39,9 +41,7 @@ from gpuslice.kube.gate import GatedClient
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.migcluster import MigDemand, MigPlacement
 from gpuslice.placement.migdemand import DemandGpu, DemandPlan, UncutDemand, plan_demand
-from gpuslice.scheduler.facts import PodFacts, read_pod
 from gpuslice.scheduler.migview import demand_gpus, profiles_of
-from gpuslice.scheduler.nodes import NodeTable
 
 IDLE_SECONDS: Final = 60.0
 """How long an instance may be idle before it is undone."""
@@ -78,7 +78,7 @@ class MigDemandController:
         self._idle_seconds = idle_seconds
         self._table = NodeTable()
         self._nodes: dict[str, Node] = {}
-        self._waiting: dict[str, PodFacts] = {}
+        self._waiting: dict[str, WaitingPod] = {}
         self._idle_since: dict[str, float] = {}
         self._failed: dict[str, float] = {}
         self._problems: dict[str, str] = {}
@@ -178,26 +178,26 @@ class MigDemandController:
 
     def _mig_demands(self) -> list[MigDemand]:
         demands = []
-        for uid, facts in self._waiting.items():
-            wanted = profiles_of(facts.demand.request)
-            nodes = self._suitable(facts) if wanted else frozenset()
+        for uid, waiting in self._waiting.items():
+            wanted = profiles_of(waiting.demand.request)
+            nodes = self._suitable(waiting) if wanted else frozenset()
             if nodes:
                 demands.append(MigDemand(uid, wanted, nodes))
         return demands
 
     def _uncut_demands(self) -> list[UncutDemand]:
         demands = []
-        for uid, facts in self._waiting.items():
-            request = facts.demand.request
+        for uid, waiting in self._waiting.items():
+            request = waiting.demand.request
             gpus = request.devices.get(names.WHOLE_GPU, 0) or min(request.units, 1)
-            nodes = self._suitable(facts) if gpus else frozenset()
+            nodes = self._suitable(waiting) if gpus else frozenset()
             if nodes:
                 demands.append(UncutDemand(uid, gpus, nodes))
         return demands
 
-    def _suitable(self, facts: PodFacts) -> frozenset[str]:
+    def _suitable(self, waiting: WaitingPod) -> frozenset[str]:
         """Nodes of the policy on which the pod could run but for its GPUs."""
-        table, demand = self._table, facts.demand
+        table, demand = self._table, waiting.demand
         suits = table.alive & (table.answers(demand.rules).refusals == 0) & table.fits(demand.footprint)
         return frozenset(table.names[suits].tolist()) & self._nodes.keys()
 
@@ -241,10 +241,10 @@ class MigDemandController:
         return f"node {placement.node} is told to cut {where}"
 
     def _say(self, uid: str, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        facts = self._waiting.get(uid)
-        if facts is not None and self._said.get(uid) != message:
+        waiting = self._waiting.get(uid)
+        if waiting is not None and self._said.get(uid) != message:
             self._said[uid] = message
-            self._recorder.record(facts.pod, kind, reason, message)
+            self._recorder.record(waiting.pod, kind, reason, message)
 
     # --- what changes -----------------------------------------------------------------------------
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
@@ -283,9 +283,9 @@ class MigDemandController:
         elif pod.metadata.deletion_timestamp is not None or not _is_unschedulable(pod):
             self._forget(pod.uid)
         else:
-            facts = read_pod(pod)
-            if facts.demand.request and not facts.problem:
-                self._waiting[pod.uid] = facts
+            waiting = read_waiting(pod)
+            if waiting.demand.request and not waiting.problem:
+                self._waiting[pod.uid] = waiting
 
     def _forget(self, uid: str) -> None:
         self._waiting.pop(uid, None)

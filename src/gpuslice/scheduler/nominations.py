@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gpuslice.cluster.nodetable import AssignedPod, NodeTable
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import WaitingPod
 from gpuslice.placement.node import place
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.allocation import Charge
-from gpuslice.scheduler.facts import PodFacts
-from gpuslice.scheduler.nodes import NodeTable, Tenant
 
 
 @dataclass(frozen=True, slots=True)
 class Nomination:
     """A pod, the node where room is being made for it, and the uids of the pods that make it."""
 
-    facts: PodFacts
+    waiting: WaitingPod
     node: str
     victims: frozenset[str]
 
@@ -38,10 +38,10 @@ class Nominations:
     def __len__(self) -> int:
         return len(self._by_uid)
 
-    def nominate(self, facts: PodFacts, node: str, victims: Iterable[str]) -> None:
+    def nominate(self, waiting: WaitingPod, node: str, victims: Iterable[str]) -> None:
         """Keep room for a pod on a node."""
-        self._by_uid.pop(facts.uid, None)
-        self._by_uid[facts.uid] = Nomination(facts, node, frozenset(victims))
+        self._by_uid.pop(waiting.uid, None)
+        self._by_uid[waiting.uid] = Nomination(waiting, node, frozenset(victims))
 
     def withdraw(self, uid: str) -> str | None:
         """The pod needs the room no more. Returns the node whose room is free for others now."""
@@ -59,9 +59,9 @@ class Nominations:
 
     def leaving(self, nomination: Nomination) -> bool:
         """True while a victim is still on the node."""
-        return any(self._table.tenant(uid) is not None for uid in nomination.victims)
+        return any(self._table.pod(uid) is not None for uid in nomination.victims)
 
-    def before(self, facts: PodFacts, node: str) -> list[Nomination]:
+    def before(self, waiting: WaitingPod, node: str) -> list[Nomination]:
         """The nominations on a node that a pod must leave room for.
 
         Those of its own priority count as well, but of two nominated ones only the earlier: each waiting
@@ -70,37 +70,37 @@ class Nominations:
         kept: list[Nomination] = []
         own = False
         for nomination in self._by_uid.values():
-            if nomination.facts.uid == facts.uid:
+            if nomination.waiting.uid == waiting.uid:
                 own = nomination.node == node
                 continue
-            theirs, mine = nomination.facts.demand.priority, facts.demand.priority
+            theirs, mine = nomination.waiting.demand.priority, waiting.demand.priority
             if nomination.node == node and (theirs > mine or (theirs == mine and not own)):
                 kept.append(nomination)
         return kept
 
-    def allow(self, facts: PodFacts, node: str) -> bool:
+    def allow(self, waiting: WaitingPod, node: str) -> bool:
         """May the pod, which fits as things are, go to the node, to the GPUs that the engine would choose?"""
-        kept = self.before(facts, node)
+        kept = self.before(waiting, node)
         if not kept:
             return True
         row = self._table.row(node)
-        footprints = [facts.demand.footprint, *(n.facts.demand.footprint for n in kept[1:])]
+        footprints = [waiting.demand.footprint, *(n.waiting.demand.footprint for n in kept[1:])]
         if row is None or self._table.shortages(
-            kept[0].facts.demand.footprint, row, self.victims(kept), footprints
+            kept[0].waiting.demand.footprint, row, self.victims(kept), footprints
         ):
             return False
-        if not facts.demand.request or not any(n.facts.demand.request for n in kept):
+        if not waiting.demand.request or not any(n.waiting.demand.request for n in kept):
             return True
-        choice = self._cluster.fleet.place(facts.demand.request, node, self._cluster.policy)
+        choice = self._cluster.fleet.place(waiting.demand.request, node, self._cluster.policy)
         if isinstance(choice, Verdict):
             return False
-        rooms = change_rooms(self._cluster.fleet.rooms(node), choice.charges(facts.demand.request), -1)
+        rooms = change_rooms(self._cluster.fleet.rooms(node), choice.charges(waiting.demand.request), -1)
         return self.rooms_beside(kept, node, rooms) is not None
 
-    def victims(self, kept: Iterable[Nomination]) -> list[Tenant]:
+    def victims(self, kept: Iterable[Nomination]) -> list[AssignedPod]:
         """The pods still there that are to leave for these nominations."""
         uids = {uid for nomination in kept for uid in nomination.victims}
-        return [tenant for uid in uids if (tenant := self._table.tenant(uid)) is not None]
+        return [assigned for uid in uids if (assigned := self._table.pod(uid)) is not None]
 
     def rooms_beside(
         self, kept: Sequence[Nomination], node: str, rooms: Sequence[GpuRoom]
@@ -115,7 +115,7 @@ class Nominations:
             if record is not None and record.node == node:
                 after = change_rooms(after, record.charges, 1)
         for nomination in kept:
-            request = nomination.facts.demand.request
+            request = nomination.waiting.demand.request
             if request:
                 outcome = place(request, gpus.unit, after, self._cluster.policy)
                 if isinstance(outcome, Verdict):

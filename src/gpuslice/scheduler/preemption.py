@@ -15,14 +15,14 @@ from typing import Final
 import numpy as np
 import structlog
 
+from gpuslice.cluster.nodetable import AssignedPod, NodeTable
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import Demand, WaitingPod
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import ObjectMeta, Pod
 from gpuslice.placement.preempt import Holder, choose_victims, fits_without
-from gpuslice.scheduler.facts import Demand, PodFacts
-from gpuslice.scheduler.nodes import NodeTable, Tenant
 from gpuslice.scheduler.nominations import Nominations
 
 CANDIDATES: Final = 100
@@ -40,7 +40,7 @@ class Plan:
     """Evict these pods from this node, and the pod will fit."""
 
     node: str
-    victims: tuple[Tenant, ...]
+    victims: tuple[AssignedPod, ...]
 
     @property
     def cost(self) -> tuple[int, int, int]:
@@ -68,26 +68,26 @@ class Planner:
         cluster: Cluster,
         nominations: Nominations,
         *,
-        allows: Callable[[PodFacts, str], bool] = lambda _facts, _node: True,
+        allows: Callable[[WaitingPod, str], bool] = lambda _facts, _node: True,
     ) -> None:
         self._table = table
         self._cluster = cluster
         self._nominations = nominations
         self._allows = allows
 
-    def worth_a_look(self, facts: PodFacts) -> bool:
+    def worth_a_look(self, waiting: WaitingPod) -> bool:
         """False if the pod may not preempt, or nobody anywhere is less important."""
         lowest = self._table.lowest_priority
-        if facts.problem or not facts.may_preempt or lowest is None or lowest >= facts.demand.priority:
+        if waiting.problem or not waiting.may_preempt or lowest is None or lowest >= waiting.demand.priority:
             return False
-        own = self._nominations.of(facts.uid)
+        own = self._nominations.of(waiting.uid)
         # Room is being made already: wait for it instead of evicting even more.
         return own is None or not self._nominations.leaving(own)
 
     def could_help(self, demand: Demand, node: str) -> bool:
         """Would such a pod fit on the node if all less important pods left it?"""
         table, row, gpus = self._table, self._table.row(node), self._cluster.gpus(node)
-        lower = [tenant for tenant in table.tenants(node) if tenant.priority < demand.priority]
+        lower = [assigned for assigned in table.pods_on(node) if assigned.priority < demand.priority]
         if not lower or row is None or table.answers(demand.rules).refusals[row]:
             return False
         if table.shortages(demand.footprint, row, lower):
@@ -102,29 +102,29 @@ class Planner:
         rooms = self._cluster.fleet.rooms(node)
         return gpus is not None and fits_without(demand.request, gpus.unit, rooms, holders)
 
-    async def plan(self, facts: PodFacts, spared: Collection[str] = ()) -> Plan | None:
+    async def plan(self, waiting: WaitingPod, spared: Collection[str] = ()) -> Plan | None:
         """The cheapest way to make the pod fit somewhere, or None. `spared`: uids that must stay.
 
         Looking at many nodes takes a while, so others run in between; the answer holds when it is given.
         """
         for _ in range(ROUNDS):
-            best = await self._search(facts, spared)
+            best = await self._search(waiting, spared)
             if best is None:
                 return None
-            now = self._on(facts, best.node, spared)
+            now = self._on(waiting, best.node, spared)
             if now is not None:
                 return now
         return None
 
-    async def _search(self, facts: PodFacts, spared: Collection[str]) -> Plan | None:
+    async def _search(self, waiting: WaitingPod, spared: Collection[str]) -> Plan | None:
         table = self._table
-        suits = table.alive & (table.answers(facts.demand.rules).refusals == 0)
+        suits = table.alive & (table.answers(waiting.demand.rules).refusals == 0)
         best: Plan | None = None
         found = 0
         for node in table.names[np.flatnonzero(suits)].tolist():
             # One node may take all the steps of the search, some 20 ms: others have their turn in between.
             await asyncio.sleep(0)
-            plan = self._on(facts, node, spared) if self._allows(facts, node) else None
+            plan = self._on(waiting, node, spared) if self._allows(waiting, node) else None
             if plan is not None:
                 found += 1
                 if best is None or plan.cost < best.cost:
@@ -133,19 +133,19 @@ class Planner:
                     break
         return best
 
-    def _on(self, facts: PodFacts, node: str, spared: Collection[str]) -> Plan | None:
-        demand, row = facts.demand, self._table.row(node)
-        kept = self._nominations.before(facts, node)
+    def _on(self, waiting: WaitingPod, node: str, spared: Collection[str]) -> Plan | None:
+        demand, row = waiting.demand, self._table.row(node)
+        kept = self._nominations.before(waiting, node)
         leaving = self._nominations.victims(kept)
-        taken = {tenant.uid for tenant in leaving}
+        taken = {assigned.uid for assigned in leaving}
         lower = {
             t.uid: t
-            for t in self._table.tenants(node)
+            for t in self._table.pods_on(node)
             if t.priority < demand.priority and t.uid not in spared and t.uid not in taken
         }
         if not lower or row is None:
             return None
-        victims: list[Tenant] = []
+        victims: list[AssignedPod] = []
         if demand.request:
             gpus = self._cluster.gpus(node)
             rooms = self._nominations.rooms_beside(kept, node, self._cluster.fleet.rooms(node))
@@ -162,9 +162,9 @@ class Planner:
             if chosen is None:
                 return None
             victims = [lower[holder.uid] for holder in chosen]
-        extra = [nomination.facts.demand.footprint for nomination in kept]
+        extra = [nomination.waiting.demand.footprint for nomination in kept]
 
-        def short(gone: Iterable[Tenant]) -> bool:
+        def short(gone: Iterable[AssignedPod]) -> bool:
             return bool(self._table.shortages(demand.footprint, row, (*leaving, *gone), extra))
 
         more = self._for_resources(victims, lower, short)
@@ -172,23 +172,25 @@ class Planner:
 
     @staticmethod
     def _for_resources(
-        victims: list[Tenant], lower: dict[str, Tenant], short: Callable[[Iterable[Tenant]], bool]
-    ) -> list[Tenant] | None:
+        victims: list[AssignedPod],
+        lower: dict[str, AssignedPod],
+        short: Callable[[Iterable[AssignedPod]], bool],
+    ) -> list[AssignedPod] | None:
         """Add the least important pods until CPU, memory and the like suffice, then spare who can be."""
         have = {victim.uid for victim in victims}
         queue = sorted(
-            (tenant for tenant in lower.values() if tenant.uid not in have),
+            (assigned for assigned in lower.values() if assigned.uid not in have),
             key=lambda t: (not t.terminating, t.priority, t.created, t.uid),
         )
-        added: list[Tenant] = []
-        for tenant in queue:
+        added: list[AssignedPod] = []
+        for assigned in queue:
             if not short((*victims, *added)):
                 break
-            added.append(tenant)
+            added.append(assigned)
         if short((*victims, *added)):
             return None
-        for tenant in list(reversed(added)):
-            rest = [other for other in added if other is not tenant]
+        for assigned in list(reversed(added)):
+            rest = [other for other in added if other is not assigned]
             if not short((*victims, *rest)):
                 added = rest
         return victims + added
@@ -213,25 +215,25 @@ class Preemptor:
         self._withdraw = withdraw
         """Gives up a pod's nomination and lets others have the room."""
 
-    async def preempt(self, facts: PodFacts) -> Outcome:
+    async def preempt(self, waiting: WaitingPod) -> Outcome:
         """Make room for a pod if there is a way. The room is kept from the first moment on."""
         spared: set[str] = set()
         for _ in range(ROUNDS):
-            plan = await self._planner.plan(facts, spared)
+            plan = await self._planner.plan(waiting, spared)
             if plan is None:
                 break
-            self._nominations.nominate(facts, plan.node, (victim.uid for victim in plan.victims))
+            self._nominations.nominate(waiting, plan.node, (victim.uid for victim in plan.victims))
             try:
-                protected = await self._evict(facts, plan)
+                protected = await self._evict(waiting, plan)
             except GpuSliceError as error:
-                self._withdraw(facts.uid)
+                self._withdraw(waiting.uid)
                 return Outcome(message=f"preemption failed: {error}", passing=True)
             if protected is None:
-                await self.write_nomination(facts.pod, plan.node)
+                await self.write_nomination(waiting.pod, plan.node)
                 victims = ", ".join(f"{v.namespace}/{v.name}" for v in plan.victims)
                 return Outcome(plan.node, f"preemption: {victims} must leave node {plan.node}.")
             spared.add(protected.uid)
-        self._withdraw(facts.uid)
+        self._withdraw(waiting.uid)
         if spared:
             text = "preemption: the pods that would have to leave are protected by disruption budgets."
             return Outcome(message=text, passing=True)
@@ -248,7 +250,7 @@ class Preemptor:
         except GpuSliceError as error:
             _log.info("nomination not written", pod=pod.key, error=str(error))
 
-    async def _evict(self, facts: PodFacts, plan: Plan) -> Tenant | None:
+    async def _evict(self, waiting: WaitingPod, plan: Plan) -> AssignedPod | None:
         """Evict all victims. Returns the first that its disruption budget protects, None if all leave."""
         staying = [victim for victim in plan.victims if not victim.terminating]
         if len(staying) > 1:
@@ -263,11 +265,12 @@ class Preemptor:
                 _as_object(victim),
                 "Normal",
                 "Preempted",
-                f"Preempted by pod {facts.pod.key} with priority {facts.demand.priority} on node {plan.node}",
+                f"Preempted by pod {waiting.pod.key} with priority {waiting.demand.priority} "
+                f"on node {plan.node}",
             )
         return None
 
-    async def _ask(self, victim: Tenant, *, dry_run: bool) -> bool:
+    async def _ask(self, victim: AssignedPod, *, dry_run: bool) -> bool:
         """True if the victim leaves (or has left already)."""
         options: dict[str, object] = {"preconditions": {"uid": victim.uid}}
         if dry_run:
@@ -291,5 +294,5 @@ class Preemptor:
         return True
 
 
-def _as_object(tenant: Tenant) -> Pod:
-    return Pod(metadata=ObjectMeta(name=tenant.name, namespace=tenant.namespace, uid=tenant.uid))
+def _as_object(assigned: AssignedPod) -> Pod:
+    return Pod(metadata=ObjectMeta(name=assigned.name, namespace=assigned.namespace, uid=assigned.uid))

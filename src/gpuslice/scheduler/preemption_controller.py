@@ -15,18 +15,18 @@ from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.joining import Joining
+from gpuslice.cluster.nodetable import NodeTable
+from gpuslice.cluster.resources import read_amounts
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.gate import GatedClient
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Code
-from gpuslice.scheduler.facts import PodFacts, read_pod
-from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.preemption import Planner, Preemptor
-from gpuslice.scheduler.resources import read_amounts
 
 PAUSE_SECONDS: Final = 0.2
 """Changes within this time are looked at together; it also lets the other scheduler act first."""
@@ -75,7 +75,7 @@ class PreemptionController:
             recorder,
             withdraw=self._nominations.withdraw,
         )
-        self._stuck: dict[str, PodFacts] = {}
+        self._stuck: dict[str, WaitingPod] = {}
         self._said: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._joining = Joining(client, feed, self._on_change, clock=clock)
@@ -101,8 +101,8 @@ class PreemptionController:
         held = self._nominations.nodes.intersection(nodes) if len(self._nominations) else ()
         if not held:
             return []
-        facts = read_pod(pod)
-        return sorted(node for node in held if not self._nominations.allow(facts, node))
+        waiting = read_waiting(pod)
+        return sorted(node for node in held if not self._nominations.allow(waiting, node))
 
     async def _remind(self) -> None:
         await self._clock.sleep(RETRY_SECONDS)
@@ -111,41 +111,41 @@ class PreemptionController:
     async def _round(self) -> bool:
         """Look at every stuck pod once. True if something stood in the way that may pass."""
         blocked = False
-        for facts in sorted(self._stuck.values(), key=lambda f: -f.demand.priority):
+        for waiting in sorted(self._stuck.values(), key=lambda f: -f.demand.priority):
             await asyncio.sleep(0)
             if self._cluster.gate.closed():
                 return True
-            if facts.uid in self._stuck and self._planner.worth_a_look(facts) and not self._fits(facts):
+            if waiting.uid in self._stuck and self._planner.worth_a_look(waiting) and not self._fits(waiting):
                 try:
-                    outcome = await self._preemptor.preempt(facts)
+                    outcome = await self._preemptor.preempt(waiting)
                 except Exception as error:  # one pod must not keep the others from room
-                    self._stuck.pop(facts.uid, None)
-                    self._cluster.quarantine.hold(facts.pod, error)
+                    self._stuck.pop(waiting.uid, None)
+                    self._cluster.quarantine.hold(waiting.pod, error)
                     continue
                 blocked |= outcome.passing
-                if outcome.message and self._said.get(facts.uid) != outcome.message:
-                    self._said[facts.uid] = outcome.message
+                if outcome.message and self._said.get(waiting.uid) != outcome.message:
+                    self._said[waiting.uid] = outcome.message
                     self._recorder.record(
-                        facts.pod, "Normal" if outcome.node else "Warning", "Preemption", outcome.message
+                        waiting.pod, "Normal" if outcome.node else "Warning", "Preemption", outcome.message
                     )
         return blocked
 
-    def _fits(self, facts: PodFacts) -> bool:
+    def _fits(self, waiting: WaitingPod) -> bool:
         """True if some node that suits the pod can take it: its scheduler will find out by itself."""
-        demand, table = facts.demand, self._table
+        demand, table = waiting.demand, self._table
         room = table.alive & (table.answers(demand.rules).refusals == 0) & table.fits(demand.footprint)
         return bool(self._cluster.filter(demand.request, table.names[room].tolist()).fits)
 
-    def _is_blind_spot(self, facts: PodFacts, node: str) -> bool:
+    def _is_blind_spot(self, waiting: WaitingPod, node: str) -> bool:
         """True if the node's sum suffices and single GPUs do not: what kube-scheduler cannot see.
 
         Where the sum is short as well, it preempts by itself (with the extender's `preempt` verb).
         """
-        request, row = facts.demand.request, self._table.row(node)
+        request, row = waiting.demand.request, self._table.row(node)
         if row is None or self._cluster.check(request, node).code not in SINGLE_GPU:
             return False
         seen = self._table.node(node)
-        if seen is None or self._table.shortages(facts.demand.footprint, row):
+        if seen is None or self._table.shortages(waiting.demand.footprint, row):
             return False
         try:
             offered = read_amounts(seen.status.allocatable or {}, "status.allocatable")
@@ -184,9 +184,9 @@ class PreemptionController:
         if theirs or not self._waits_for_a_gpu(pod):
             self._stuck.pop(pod.uid, None)
             return
-        facts = read_pod(pod)
-        if facts.demand.request:
-            self._stuck[pod.uid] = facts
+        waiting = read_waiting(pod)
+        if waiting.demand.request:
+            self._stuck[pod.uid] = waiting
 
     def _waits_for_a_gpu(self, pod: Pod) -> bool:
         return (

@@ -16,7 +16,7 @@ from enum import Flag, StrEnum, auto
 from typing import Final
 
 from gpuslice.clock import Clock
-from gpuslice.scheduler.facts import Demand, PodFacts
+from gpuslice.cluster.waiting import Demand, WaitingPod
 
 BACKOFF_FIRST: Final = 1.0
 BACKOFF_MOST: Final = 10.0
@@ -48,7 +48,7 @@ class _Place(StrEnum):
 
 @dataclass(slots=True)
 class _Entry:
-    facts: PodFacts
+    waiting: WaitingPod
     place: _Place
     sequence: int
     attempts: int = 0
@@ -91,24 +91,24 @@ class SchedulingQueue:
         return counts
 
     # --- what happens to pods ---------------------------------------------------------------------
-    def set(self, facts: PodFacts) -> None:
+    def set(self, waiting: WaitingPod) -> None:
         """A pod that has no node appeared or changed. Changes of its status alone move nothing."""
-        entry = self._entries.get(facts.uid)
+        entry = self._entries.get(waiting.uid)
         if entry is None:
             self._sequence += 1
-            entry = self._entries[facts.uid] = _Entry(facts, _Place.OUT, self._sequence)
+            entry = self._entries[waiting.uid] = _Entry(waiting, _Place.OUT, self._sequence)
             self._put(entry)
             return
-        old, pod = entry.facts.pod, facts.pod
+        old, pod = entry.waiting.pod, waiting.pod
         if old.spec == pod.spec and old.labels == pod.labels and old.annotations == pod.annotations:
-            entry.facts = facts
+            entry.waiting = waiting
             return
         if entry.place is _Place.OUT:
-            entry.facts = facts
+            entry.waiting = waiting
             entry.edited = True
             return
         self._take_out(entry)
-        entry.facts = facts
+        entry.waiting = waiting
         self._put(entry)
 
     def drop(self, uid: str) -> None:
@@ -117,12 +117,12 @@ class SchedulingQueue:
         if entry is not None:
             self._take_out(entry)
 
-    def get(self, uid: str) -> PodFacts | None:
+    def get(self, uid: str) -> WaitingPod | None:
         """The pod as last seen, if it is here."""
         entry = self._entries.get(uid)
-        return entry.facts if entry else None
+        return entry.waiting if entry else None
 
-    def pop_nowait(self) -> PodFacts | None:
+    def pop_nowait(self) -> WaitingPod | None:
         """Take the next pod out, or None. The caller owes it `drop`, `retry` or `wait`."""
         self._promote()
         while self._active:
@@ -133,16 +133,16 @@ class SchedulingQueue:
                 entry.attempts += 1
                 entry.changes = self._changes
                 entry.edited = False
-                return entry.facts
+                return entry.waiting
         return None
 
-    async def pop(self) -> PodFacts:
+    async def pop(self) -> WaitingPod:
         """Wait for the next pod and take it out."""
         while True:
             self._some.clear()
-            facts = self.pop_nowait()
-            if facts is not None:
-                return facts
+            waiting = self.pop_nowait()
+            if waiting is not None:
+                return waiting
             await self._sleep_until(self._next_due())
 
     def put_back(self, uid: str) -> None:
@@ -176,7 +176,7 @@ class SchedulingQueue:
         if self._flush_at is None:
             self._flush_at = entry.since + FLUSH_SECONDS
             self._some.set()
-        self._waiting.setdefault(entry.facts.demand, {})[uid] = entry
+        self._waiting.setdefault(entry.waiting.demand, {})[uid] = entry
 
     def wake(self, cures: Cause, helps: Callable[[Demand], bool]) -> int:
         """Something changed that could cure `cures`: try the pods again that it helps. Returns how many.
@@ -201,21 +201,23 @@ class SchedulingQueue:
             self._changed_at[cause] = self._changes
 
     def _put(self, entry: _Entry) -> None:
-        if entry.facts.pod.spec.scheduling_gates:
+        if entry.waiting.pod.spec.scheduling_gates:
             entry.place = _Place.GATED
             return
         entry.place = _Place.ACTIVE
-        created = entry.facts.pod.metadata.creation_timestamp or ""
-        heapq.heappush(self._active, (-entry.facts.demand.priority, created, entry.sequence, entry.facts.uid))
+        created = entry.waiting.pod.metadata.creation_timestamp or ""
+        heapq.heappush(
+            self._active, (-entry.waiting.demand.priority, created, entry.sequence, entry.waiting.uid)
+        )
         self._some.set()
 
     def _take_out(self, entry: _Entry) -> None:
         """Out of whatever place it is in; heap entries that remain are recognised as stale."""
         if entry.place is _Place.WAITING:
-            group = self._waiting[entry.facts.demand]
-            del group[entry.facts.uid]
+            group = self._waiting[entry.waiting.demand]
+            del group[entry.waiting.uid]
             if not group:
-                del self._waiting[entry.facts.demand]
+                del self._waiting[entry.waiting.demand]
         entry.place = _Place.OUT
 
     def _is_active(self, item: tuple[int, str, int, str]) -> bool:
@@ -223,7 +225,7 @@ class SchedulingQueue:
         return (
             entry is not None
             and entry.place is _Place.ACTIVE
-            and (item[0], item[2]) == (-entry.facts.demand.priority, entry.sequence)
+            and (item[0], item[2]) == (-entry.waiting.demand.priority, entry.sequence)
         )
 
     def _promote(self) -> None:

@@ -16,10 +16,12 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, rfc3339
-from gpuslice.cluster.ended import has_ended
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.joining import Joining
+from gpuslice.cluster.nodetable import NodeTable
+from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.waiting import Demand, WaitingPod, read_waiting
 from gpuslice.errors import ApiError, GpuSliceError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
@@ -29,9 +31,7 @@ from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import Cycle, Decision
-from gpuslice.scheduler.facts import Demand, PodFacts, read_pod
 from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
-from gpuslice.scheduler.nodes import NodeTable
 from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.preemption import Planner, Preemptor
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause, SchedulingQueue
@@ -97,65 +97,65 @@ class Scheduler:
             group.create_task(self._report())
             while True:
                 await self._cluster.gate.opened(self._clock)
-                facts = await self.queue.pop()
+                waiting = await self.queue.pop()
                 if self._cluster.gate.closed():
-                    self.queue.put_back(facts.uid)
+                    self.queue.put_back(waiting.uid)
                     continue
                 try:
-                    self._handle(facts)
+                    self._handle(waiting)
                 except Exception as error:  # one pod must not keep the others from their nodes
-                    self._give_up(facts, error)
+                    self._give_up(waiting, error)
                 # Answers and changes are taken in between decisions.
                 await asyncio.sleep(0)
 
     # --- decisions --------------------------------------------------------------------------------
-    def _handle(self, facts: PodFacts) -> None:
-        pod = facts.pod
+    def _handle(self, waiting: WaitingPod) -> None:
+        pod = waiting.pod
         if pod.metadata.deletion_timestamp is not None:
             self.queue.wait(pod.uid, Cause.SELF)
             return
-        decision = self._decide(facts)
+        decision = self._decide(waiting)
         if decision.node:
-            self._place(facts, decision.node)
+            self._place(waiting, decision.node)
         elif (
             decision.causes & (Cause.GPU | Cause.RESOURCES)
-            and facts.demand not in self._hopeless
-            and self._planner.worth_a_look(facts)
+            and waiting.demand not in self._hopeless
+            and self._planner.worth_a_look(waiting)
         ):
-            self._spawn(self._preempt(facts, decision), f"preempt for {pod.key}")
+            self._spawn(self._preempt(waiting, decision), f"preempt for {pod.key}")
         else:
-            nomination = self._nominations.of(facts.uid)
+            nomination = self._nominations.of(waiting.uid)
             if nomination is not None and not self._nominations.leaving(nomination):
                 # Its victims have gone and it still does not fit: the room is of no use to it.
-                self._withdraw(facts.uid)
+                self._withdraw(waiting.uid)
                 self._spawn(self._preemptor.write_nomination(pod, None), f"clear nomination of {pod.key}")
-            self._refuse(facts, decision)
+            self._refuse(waiting, decision)
 
-    def _decide(self, facts: PodFacts) -> Decision:
-        known = self._refusals.get(facts.demand)
+    def _decide(self, waiting: WaitingPod) -> Decision:
+        known = self._refusals.get(waiting.demand)
         # Only more room can turn a no into a yes, and more room empties this memory.
-        if known is not None and not facts.problem and self._nominations.of(facts.uid) is None:
+        if known is not None and not waiting.problem and self._nominations.of(waiting.uid) is None:
             return known
-        decision = self._cycle.decide(facts)
-        if not decision.node and not facts.problem:
-            self._refusals[facts.demand] = decision
+        decision = self._cycle.decide(waiting)
+        if not decision.node and not waiting.problem:
+            self._refusals[waiting.demand] = decision
             if len(self._refusals) > REFUSALS:
                 self._refusals.popitem(last=False)
         return decision
 
-    def _place(self, facts: PodFacts, node: str) -> None:
-        answer = self._binder.start(facts.pod, node)
+    def _place(self, waiting: WaitingPod, node: str) -> None:
+        answer = self._binder.start(waiting.pod, node)
         if answer.done() and not answer.result().ok:
-            self._failed(facts, answer.result())
+            self._failed(waiting, answer.result())
             return
-        self.table.set_pod(facts.pod, node)
-        self._nominations.withdraw(facts.uid)
-        answer.add_done_callback(lambda done: self._answered(facts, node, done))
+        self.table.set_pod(waiting.pod, node)
+        self._nominations.withdraw(waiting.uid)
+        answer.add_done_callback(lambda done: self._answered(waiting, node, done))
 
-    def _answered(self, facts: PodFacts, node: str, answer: asyncio.Future[Verdict]) -> None:
+    def _answered(self, waiting: WaitingPod, node: str, answer: asyncio.Future[Verdict]) -> None:
         if answer.cancelled():
             return
-        verdict, pod = answer.result(), facts.pod
+        verdict, pod = answer.result(), waiting.pod
         if verdict.ok:
             if pod.uid in self.queue:  # not yet shown as bound by the feed
                 self._bound.add(pod.uid)
@@ -163,37 +163,37 @@ class Scheduler:
             self._said.pop(pod.uid, None)
             self._recorder.record(pod, "Normal", "Scheduled", f"Successfully assigned {pod.key} to {node}")
         elif pod.uid in self.queue:
-            tenant = self.table.drop_pod(pod.uid)
-            self._failed(facts, verdict)
-            if tenant is not None:
-                self._freed(tenant.node, Cause.RESOURCES | Cause.GPU)
+            assigned = self.table.drop_pod(pod.uid)
+            self._failed(waiting, verdict)
+            if assigned is not None:
+                self._freed(assigned.node, Cause.RESOURCES | Cause.GPU)
 
-    def _failed(self, facts: PodFacts, verdict: Verdict) -> None:
+    def _failed(self, waiting: WaitingPod, verdict: Verdict) -> None:
         """The API server (or a change since the decision) did not let the pod be bound."""
-        self._say(facts.pod, verdict.message)
-        self.queue.retry(facts.uid)
+        self._say(waiting.pod, verdict.message)
+        self.queue.retry(waiting.uid)
 
-    async def _preempt(self, facts: PodFacts, decision: Decision) -> None:
+    async def _preempt(self, waiting: WaitingPod, decision: Decision) -> None:
         freedom = self._freedom
         try:
-            outcome = await self._preemptor.preempt(facts)
+            outcome = await self._preemptor.preempt(waiting)
         except Exception as error:
-            self._give_up(facts, error)
+            self._give_up(waiting, error)
             return
         if not outcome.node and not outcome.passing and freedom == self._freedom:
-            self._hopeless.add(facts.demand)
+            self._hopeless.add(waiting.demand)
         message = f"{decision.message} {outcome.message}".rstrip()
-        if facts.uid not in self.queue:
-            self._withdraw(facts.uid)
+        if waiting.uid not in self.queue:
+            self._withdraw(waiting.uid)
         elif outcome.passing:
-            self._say(facts.pod, message)
-            self.queue.retry(facts.uid)
+            self._say(waiting.pod, message)
+            self.queue.retry(waiting.uid)
         else:
-            self._refuse(facts, Decision("", message, decision.causes))
+            self._refuse(waiting, Decision("", message, decision.causes))
 
-    def _refuse(self, facts: PodFacts, decision: Decision) -> None:
-        self._say(facts.pod, decision.message)
-        self.queue.wait(facts.uid, decision.causes)
+    def _refuse(self, waiting: WaitingPod, decision: Decision) -> None:
+        self._say(waiting.pod, decision.message)
+        self.queue.wait(waiting.uid, decision.causes)
 
     def _withdraw(self, uid: str) -> None:
         node = self._nominations.withdraw(uid)
@@ -205,10 +205,10 @@ class Scheduler:
             raise RuntimeError("the scheduler does not run")
         self._group.create_task(work, name=name)
 
-    def _give_up(self, facts: PodFacts, error: Exception) -> None:
+    def _give_up(self, waiting: WaitingPod, error: Exception) -> None:
         """What had to be done for a pod failed as nobody foresaw: until it is changed, it waits."""
-        self._cluster.quarantine.hold(facts.pod, error)
-        self.queue.wait(facts.uid, Cause.SELF)
+        self._cluster.quarantine.hold(waiting.pod, error)
+        self.queue.wait(waiting.uid, Cause.SELF)
 
     # --- changes ----------------------------------------------------------------------------------
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
@@ -241,16 +241,16 @@ class Scheduler:
             if pod.status.phase in ("Succeeded", "Failed"):
                 self._drop_pod(pod.uid)
             else:
-                self.queue.set(read_pod(pod))
+                self.queue.set(read_waiting(pod))
 
     def _drop_pod(self, uid: str) -> None:
         self.queue.drop(uid)
         self._bound.discard(uid)
         self._said.pop(uid, None)
         self._withdraw(uid)
-        tenant = self.table.drop_pod(uid)
-        if tenant is not None:
-            self._freed(tenant.node, Cause.RESOURCES | Cause.GPU)
+        assigned = self.table.drop_pod(uid)
+        if assigned is not None:
+            self._freed(assigned.node, Cause.RESOURCES | Cause.GPU)
 
     def _set_node(self, node: Node) -> None:
         old = self.table.node(node.name)

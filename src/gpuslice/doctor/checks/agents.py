@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from gpuslice import names
+from gpuslice.cluster.predicates import tolerated
 from gpuslice.doctor.checks.rivals import plugin_of
 from gpuslice.doctor.checks.say import brief, listed, moment, plural
 from gpuslice.doctor.facts import Facts
@@ -18,7 +19,6 @@ from gpuslice.doctor.objects import DaemonSet, Node, Pod
 from gpuslice.doctor.ours import failure
 from gpuslice.kube.wire import Taint, Toleration
 from gpuslice.node.healthnews import CONDITION
-from gpuslice.scheduler.predicates import tolerated
 
 SETTLED: Final = timedelta(seconds=30)
 """A kubelet writes its node's resources every ten seconds when they have changed."""

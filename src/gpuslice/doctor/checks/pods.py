@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpuslice import names
+from gpuslice.cluster.predicates import NodeRules, node_refusal, rules_of
 from gpuslice.doctor.checks.rivals import plugin_of
 from gpuslice.doctor.checks.say import listed, template_of
 from gpuslice.doctor.facts import Facts
 from gpuslice.doctor.finding import Area, Finding, Level
 from gpuslice.doctor.objects import Pod
 from gpuslice.requests.pod import PodRequest
-from gpuslice.scheduler.predicates import NodeRules, node_refusal, rules_of
 
 SEES_NOTHING: Final = frozenset({"", "void", "none"})
 """Values of NVIDIA_VISIBLE_DEVICES that show no GPU."""

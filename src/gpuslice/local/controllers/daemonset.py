@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 import msgspec
 from msgspec.structs import replace
 
+from gpuslice.cluster.predicates import node_refusal, only_nodes, rules_of
 from gpuslice.kube import wire
 from gpuslice.kube.wire import Toleration
 from gpuslice.local.controllers.history import REVISION_LABEL, History
@@ -31,7 +32,6 @@ from gpuslice.local.controllers.pods import available_in, new_pod, ready
 from gpuslice.local.controllers.replicaset import pod_listener
 from gpuslice.local.controllers.rollout import resolve
 from gpuslice.local.controllers.runtime import EXPECTATION_SECONDS, SETTLE_SECONDS, Controller, Shared
-from gpuslice.scheduler.predicates import node_refusal, only_nodes, rules_of
 
 TOLERATED: Final = (
     ("node.kubernetes.io/not-ready", "NoExecute"),

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
+from gpuslice.cluster.predicates import tolerated
 from gpuslice.errors import Conflict, NotFound
 from gpuslice.local.controllers.objects import Managed, Node, Pod
 from gpuslice.local.controllers.pods import seconds
 from gpuslice.local.controllers.runtime import Controller, Shared
-from gpuslice.scheduler.predicates import tolerated
 
 QUARANTINE_SECONDS: Final = 5.0
 """A node that is missing this long has not just been registered anew."""

@@ -35,7 +35,7 @@ class ConfigError(GpuSliceError):
 
 
 @dataclass(frozen=True, slots=True)
-class PodFacts:
+class WaitingPod:
     """What fieldRef and resourceFieldRef can name besides the pod itself."""
 
     pod_ip: str
@@ -66,7 +66,7 @@ def environment(
     container: RunContainer,
     answers: Iterable[ContainerAllocation],
     values: Values,
-    facts: PodFacts,
+    facts: WaitingPod,
 ) -> dict[str, str]:
     """Every variable of the container. Raises ConfigError with the kubelet's text."""
     result: dict[str, str] = {}
@@ -118,7 +118,7 @@ def _value(
     variable: EnvVar,
     own: Mapping[str, str],
     values: Values,
-    facts: PodFacts,
+    facts: WaitingPod,
 ) -> str | None:
     source = variable.value_from
     if source is None:
@@ -153,7 +153,7 @@ def _object(kind: Kind, name: str, optional: bool, values: Values) -> Mapping[st
     return data
 
 
-def _field(pod: RunPod, path: str, facts: PodFacts) -> str:
+def _field(pod: RunPod, path: str, facts: WaitingPod) -> str:
     fixed = {
         "metadata.name": pod.name,
         "metadata.namespace": pod.namespace,
@@ -174,7 +174,7 @@ def _field(pod: RunPod, path: str, facts: PodFacts) -> str:
     return where.get(keyed[2], "")
 
 
-def _resource(pod: RunPod, container: RunContainer, reference: ResourceFieldRef, facts: PodFacts) -> str:
+def _resource(pod: RunPod, container: RunContainer, reference: ResourceFieldRef, facts: WaitingPod) -> str:
     side, _, resource = reference.resource.partition(".")
     if reference.container_name:
         named = [one for one in pod.all_containers if one.name == reference.container_name]

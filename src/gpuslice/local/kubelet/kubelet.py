@@ -28,7 +28,7 @@ from gpuslice.local.kubelet.admission import (
 )
 from gpuslice.local.kubelet.devicemanager import AllocationError
 from gpuslice.local.kubelet.devices import SOCKET, Devices
-from gpuslice.local.kubelet.environment import PodFacts, on_the_host
+from gpuslice.local.kubelet.environment import WaitingPod, on_the_host
 from gpuslice.local.kubelet.execsession import start_exec
 from gpuslice.local.kubelet.node import NodeDescription, PodAddresses
 from gpuslice.local.kubelet.nodekeeper import NodeKeeper
@@ -352,9 +352,9 @@ class Kubelet:
             worker.reject(refusal.reason, refusal.message)
 
     # --- the rest -----------------------------------------------------------------------------------
-    def _facts(self, uid: str) -> PodFacts:
+    def _facts(self, uid: str) -> WaitingPod:
         resources = self.node.resources()
-        return PodFacts(self._addresses.of(uid), self.node.address, resources)
+        return WaitingPod(self._addresses.of(uid), self.node.address, resources)
 
     async def _open_sockets(self) -> None:
         folder = self._root / "pod-resources"

@@ -29,7 +29,7 @@ from gpuslice.kube.events import EventRecorder
 from gpuslice.local.kubelet.devices import Devices
 from gpuslice.local.kubelet.environment import (
     Kind,
-    PodFacts,
+    WaitingPod,
     command_line,
     decode_secret,
     environment,
@@ -75,7 +75,7 @@ class Host:
     statuses: StatusWriter
     clock: Clock
     random: Random
-    facts: Callable[[str], PodFacts]
+    facts: Callable[[str], WaitingPod]
     """By pod uid."""
     pods_folder: Path
 

@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuslice.kube.wire import Node, Pod
-from gpuslice.scheduler.predicates import (
+from gpuslice.cluster.predicates import (
     NO_MATCH,
     UNSCHEDULABLE,
     WRONG_NAME,
@@ -16,7 +15,8 @@ from gpuslice.scheduler.predicates import (
     rules_of,
     soft_taints,
 )
-from gpuslice.scheduler.unsupported import MOST_RULES, MOST_VALUES, unsupported
+from gpuslice.cluster.unsupported import MOST_RULES, MOST_VALUES, unsupported
+from gpuslice.kube.wire import Node, Pod
 
 
 def node(name: str = "n1", **more: Any) -> Node:

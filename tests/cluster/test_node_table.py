@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuslice.cluster.nodetable import NodeTable
+from gpuslice.cluster.predicates import node_refusal, rules_of
+from gpuslice.cluster.resources import Footprint, footprint_of
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.scheduler.nodes import NodeTable
-from gpuslice.scheduler.predicates import node_refusal, rules_of
-from gpuslice.scheduler.resources import Footprint, footprint_of
 
 
 def container(cpu: str = "", *, name: str = "c", always: bool = False, **more: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gpuslice.kube.leading import Leadership
 from gpuslice.placement.verdict import Code
 from gpuslice.requests.pod import PodRequest
 from gpuslice.scheduler.binder import ADMISSION_SECONDS, ANSWER_SECONDS, HOLD_SECONDS
-from gpuslice.scheduler.turns import can_be_confused
+from gpuslice.scheduler.bindorder import can_be_confused
 
 
 async def bound(world: World, name: str, units: int, init: int = 0, node: str = "n1") -> None:

@@ -15,10 +15,7 @@ from typing import Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.errors import InputError
-from gpuslice.kube.wire import Node, Pod
-from gpuslice.requests.pod import is_gpu_resource
-from gpuslice.scheduler.predicates import (
+from gpuslice.cluster.predicates import (
     NO_MATCH,
     NodeRules,
     node_refusal,
@@ -26,7 +23,7 @@ from gpuslice.scheduler.predicates import (
     preferred_weight,
     soft_taints,
 )
-from gpuslice.scheduler.resources import (
+from gpuslice.cluster.resources import (
     CPU,
     EPHEMERAL,
     MEMORY,
@@ -36,6 +33,9 @@ from gpuslice.scheduler.resources import (
     footprint_of,
     read_amounts,
 )
+from gpuslice.errors import InputError
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.requests.pod import is_gpu_resource
 
 Mask = npt.NDArray[np.bool_]
 Amounts = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ CLASSES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class AssignedPod:
     """A pod on a node (or about to be)."""
 
     uid: str
@@ -84,8 +84,8 @@ class NodeTable:
         self._total: Amounts = np.zeros((4, 16), np.int64)
         self._used: Amounts = np.zeros((4, 16), np.int64)
         self._answers: OrderedDict[NodeRules, Answers] = OrderedDict()
-        self._tenants: dict[str, Tenant] = {}
-        self._on: dict[str, dict[str, Tenant]] = {}
+        self._pods: dict[str, AssignedPod] = {}
+        self._on: dict[str, dict[str, AssignedPod]] = {}
         self._ports: dict[str, int] = {}  # node -> how many of its pods hold host ports
         self._priorities: Counter[int] = Counter()
 
@@ -98,8 +98,8 @@ class NodeTable:
             row = self._new_row(node.name)
         self._nodes[row] = node
         if old is None:
-            for tenant in self._on.get(node.name, {}).values():
-                self._charge(row, tenant.footprint, 1)
+            for assigned in self._on.get(node.name, {}).values():
+                self._charge(row, assigned.footprint, 1)
         if old is None or old.status.allocatable != node.status.allocatable:
             self._set_total(row, node)
         if old is None or _statics(old) != _statics(node):
@@ -130,7 +130,7 @@ class NodeTable:
             footprint = footprint_of(pod.spec)
         except InputError:
             footprint = Footprint()  # the API server admits no such pod; a kubelet would not run it
-        tenant = Tenant(
+        assigned = AssignedPod(
             pod.uid,
             pod.namespace,
             pod.name,
@@ -140,28 +140,28 @@ class NodeTable:
             pod.metadata.creation_timestamp or "",
             terminating=pod.metadata.deletion_timestamp is not None,
         )
-        if tenant == self._tenants.get(pod.uid):
+        if assigned == self._pods.get(pod.uid):
             return
         self.drop_pod(pod.uid)
-        self._tenants[pod.uid] = tenant
-        self._on.setdefault(node, {})[pod.uid] = tenant
-        self._priorities[tenant.priority] += 1
-        self._tally(tenant, 1)
+        self._pods[pod.uid] = assigned
+        self._on.setdefault(node, {})[pod.uid] = assigned
+        self._priorities[assigned.priority] += 1
+        self._tally(assigned, 1)
 
-    def drop_pod(self, uid: str) -> Tenant | None:
+    def drop_pod(self, uid: str) -> AssignedPod | None:
         """A pod is gone. Returns what it was, None if it was unknown."""
-        tenant = self._tenants.pop(uid, None)
-        if tenant is None:
+        assigned = self._pods.pop(uid, None)
+        if assigned is None:
             return None
-        siblings = self._on[tenant.node]
+        siblings = self._on[assigned.node]
         del siblings[uid]
         if not siblings:
-            del self._on[tenant.node]
-        self._priorities[tenant.priority] -= 1
-        if not self._priorities[tenant.priority]:
-            del self._priorities[tenant.priority]
-        self._tally(tenant, -1)
-        return tenant
+            del self._on[assigned.node]
+        self._priorities[assigned.priority] -= 1
+        if not self._priorities[assigned.priority]:
+            del self._priorities[assigned.priority]
+        self._tally(assigned, -1)
+        return assigned
 
     # --- questions --------------------------------------------------------------------------------
     def __len__(self) -> int:
@@ -194,11 +194,11 @@ class NodeTable:
         row = self._row.get(name)
         return None if row is None else self._nodes[row]
 
-    def tenant(self, uid: str) -> Tenant | None:
+    def pod(self, uid: str) -> AssignedPod | None:
         """A pod that is on a node."""
-        return self._tenants.get(uid)
+        return self._pods.get(uid)
 
-    def tenants(self, node: str) -> list[Tenant]:
+    def pods_on(self, node: str) -> list[AssignedPod]:
         """The pods on a node."""
         return list(self._on.get(node, {}).values())
 
@@ -238,7 +238,11 @@ class NodeTable:
         return cast("Mask", fits)
 
     def shortages(
-        self, footprint: Footprint, row: int, gone: Iterable[Tenant] = (), extra: Iterable[Footprint] = ()
+        self,
+        footprint: Footprint,
+        row: int,
+        gone: Iterable[AssignedPod] = (),
+        extra: Iterable[Footprint] = (),
     ) -> list[str]:
         """What a row lacks for a pod, in kube-scheduler's words.
 
@@ -248,7 +252,7 @@ class NodeTable:
         lacks: list[str] = []
         node = str(self._names[row])
         if footprint.ports:
-            taken = self._taken(node, {tenant.uid for tenant in gone}).union(*(e.ports for e in extra))
+            taken = self._taken(node, {assigned.uid for assigned in gone}).union(*(e.ports for e in extra))
             if conflict(footprint.ports, taken):
                 lacks.append("node(s) didn't have free ports for the requested pod ports")
         free = self._total[:, row] - self._used[:, row]
@@ -332,9 +336,9 @@ class NodeTable:
             column = self._column[name] = len(self._total)
             self._total = np.pad(self._total, ((0, 1), (0, 0)))
             self._used = np.pad(self._used, ((0, 1), (0, 0)))
-            for node, tenants in self._on.items():
+            for node, pods in self._on.items():
                 if (row := self._row.get(node)) is not None:
-                    taken = (dict(tenant.footprint.amounts).get(name, 0) for tenant in tenants.values())
+                    taken = (dict(assigned.footprint.amounts).get(name, 0) for assigned in pods.values())
                     self._used[column, row] = sum(taken)
         return column
 
@@ -345,21 +349,21 @@ class NodeTable:
                 self._used[column, row] += sign * amount
         self._used[3, row] += sign
 
-    def _tally(self, tenant: Tenant, sign: int) -> None:
-        row = self._row.get(tenant.node)
+    def _tally(self, assigned: AssignedPod, sign: int) -> None:
+        row = self._row.get(assigned.node)
         if row is not None:
-            self._charge(row, tenant.footprint, sign)
-        if tenant.footprint.ports:
-            left = self._ports.get(tenant.node, 0) + sign
+            self._charge(row, assigned.footprint, sign)
+        if assigned.footprint.ports:
+            left = self._ports.get(assigned.node, 0) + sign
             if left:
-                self._ports[tenant.node] = left
+                self._ports[assigned.node] = left
             else:
-                del self._ports[tenant.node]
+                del self._ports[assigned.node]
 
     def _taken(self, node: str, but: Iterable[str]) -> frozenset[tuple[str, str, int]]:
         skip = set(but)
-        tenants = self._on.get(node, {}).values()
-        return frozenset(port for t in tenants if t.uid not in skip for port in t.footprint.ports)
+        pods = self._on.get(node, {}).values()
+        return frozenset(port for t in pods if t.uid not in skip for port in t.footprint.ports)
 
     def _answer(self, rules: NodeRules, answers: Answers, row: int) -> None:
         node = self._nodes[row]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpuslice.cluster.predicates import NodeRules, rules_of
+from gpuslice.cluster.resources import Footprint, footprint_of
+from gpuslice.cluster.unsupported import unsupported
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Pod
 from gpuslice.requests.pod import PodRequest, read_request
-from gpuslice.scheduler.predicates import NodeRules, rules_of
-from gpuslice.scheduler.resources import Footprint, footprint_of
-from gpuslice.scheduler.unsupported import unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class PodFacts:
+class WaitingPod:
     """A pod that waits for a node. `problem`: why it can be placed nowhere, whatever the nodes say."""
 
     pod: Pod = field(compare=False)
@@ -40,12 +40,12 @@ class PodFacts:
         return self.pod.spec.preemption_policy != "Never"
 
 
-def read_pod(pod: Pod) -> PodFacts:
+def read_waiting(pod: Pod) -> WaitingPod:
     """Read a pod. Input that is wrong or asks for what we do not do becomes its `problem`."""
     spec = pod.spec
     rules, priority = rules_of(spec), spec.priority
     try:
         demand = Demand(rules, footprint_of(spec), read_request(spec, pod.annotations), priority)
     except InputError as error:
-        return PodFacts(pod, Demand(rules, Footprint(), PodRequest(), priority), str(error))
-    return PodFacts(pod, demand, unsupported(spec))
+        return WaitingPod(pod, Demand(rules, Footprint(), PodRequest(), priority), str(error))
+    return WaitingPod(pod, demand, unsupported(spec))

@@ -21,7 +21,7 @@ def is_assigned(record: PodRecord) -> bool:
     return (names.MEM_ASSIGNED, "true") in record.hints
 
 
-def hand_over(old: PodRecord, new: PodRecord, others: Iterable[PodRecord]) -> list[PodRecord]:
+def swap_places(old: PodRecord, new: PodRecord, others: Iterable[PodRecord]) -> list[PodRecord]:
     """A pod turned up elsewhere than it was counted: the records that are to be counted elsewhere for it.
 
     `others`: the node's other pods, in any order. Only plans give way. Where just so much was planned for a
