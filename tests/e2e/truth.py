@@ -66,10 +66,17 @@ def leaks(cluster: RealCluster, namespace: str = "default") -> list[str]:
         slices = node.path("/var/lib/kubelet/gpuslice/slices")
         stale = {f.name for f in slices.iterdir()} - kept if slices.exists() else set()
         if stale and node.name not in busy:
-            found.append(f"{node.name} keeps {len(stale)} folders of slices that nobody has")
+            found.append(f"{node.name} keeps folders of slices that nobody has: {_owners(slices, stale)}")
         elif len(stale) > sum(len(p["spec"].get("initContainers", ())) for p in pods):
-            found.append(f"{node.name} keeps {len(stale)} folders more than containers have")
+            found.append(f"{node.name} keeps folders that no container has: {_owners(slices, stale)}")
     return found
+
+
+def _owners(slices: Path, stale: Iterable[str]) -> str:
+    """For whom these folders were made, by their slice.json."""
+    written = SliceFolders(slices).written()
+    said = {name: written.get(name) for name in sorted(stale)}
+    return ", ".join(f"{name} of {one.pod}/{one.container}" if one else name for name, one in said.items())
 
 
 def check(cluster: RealCluster, *, pods: int | None = None, timeout: float = 240) -> list[Object]:
@@ -286,8 +293,11 @@ class _Witnesses:
         if not whole and len(set(counts.values())) > 1:
             self.found.append(f"{label}: its memory lies unevenly on {counts}")
         mib = {uuid: self._mib(uuid, count, whole) for uuid, count in counts.items()}
-        self._compare(label, "its environment", environ.get(names.VISIBLE_DEVICES), ",".join(counts))
-        if not whole:
+        devices = environ.get(names.VISIBLE_DEVICES, "")
+        if whole:  # in the order in which kubelet asked for them
+            self._compare(label, "its environment", sorted(devices.split(",")), sorted(counts))
+        else:
+            self._compare(label, "its environment", devices, ",".join(counts))
             indexes = ",".join(str(self._index(uuid)) for uuid in counts)
             self._compare(label, f"its {names.MEM_IDX}", environ.get(names.MEM_IDX), indexes)
             self._compare(label, f"its {names.MEM_CONTAINER}", environ.get(names.MEM_CONTAINER), str(amount))
