@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from gpuslice.admission.rotating import Secret
 from gpuslice.admission.visibility import EnvFrom, Rules
 from gpuslice.admission.webhook import webhook_app
-from gpuslice.cli.webhook import WebhookOptions, webhook_options
-from gpuslice.cli.webhookserver import Webhook
+from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
+from gpuslice.cli.run.webhookserver import Webhook
 from gpuslice.clock import SystemClock
 from gpuslice.kube.client import Client
 from gpuslice.local.apiserver import ApiServer

@@ -15,7 +15,7 @@ from gpuslice import names
 from gpuslice.admission.mutate import webhook_configuration
 from gpuslice.admission.possession import RECORDS
 from gpuslice.admission.visibility import PROTECTED
-from gpuslice.cli.uninstalling import ANNOTATIONS
+from gpuslice.cli.install.cleaning import ANNOTATIONS
 from gpuslice.cluster.predicates import node_refusal, rules_of
 from gpuslice.config.devices import DevicesFile
 from gpuslice.config.migparted import MigPartedFile

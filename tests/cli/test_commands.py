@@ -19,7 +19,7 @@ import yaml
 from cli_world import Json, node, pod
 
 from gpuslice import names
-from gpuslice.cli.inspect import kubectl_plugin
+from gpuslice.cli.inspect.command import kubectl_plugin
 from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
 from gpuslice.kube.client import Client
@@ -91,7 +91,7 @@ def test_help_of_the_group_names_every_command() -> None:
     )
 
 
-@pytest.mark.parametrize("module", ["gpuslice.cli.main", "gpuslice.cli.inspect"])
+@pytest.mark.parametrize("module", ["gpuslice.cli.main", "gpuslice.cli.inspect.command"])
 def test_starting_imports_nothing_heavy(module: str) -> None:
     """What `--help` and kubectl's plugin cost before they know what to do."""
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from gpuslice.cli import demo
-from gpuslice.cli.demoworld import DemoError
+from gpuslice.cli.demo import command as demo
+from gpuslice.cli.demo.world import DemoError
 from gpuslice.clock import SystemClock
 
 pytestmark = pytest.mark.timeout(90)

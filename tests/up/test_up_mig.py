@@ -15,10 +15,9 @@ from click.testing import CliRunner
 from up_world import device_pod, eventually
 
 from gpuslice import names
-from gpuslice.cli import migtable
-from gpuslice.cli.explain import tell
-from gpuslice.cli.explaining import explain
-from gpuslice.cli.gpushare import summary
+from gpuslice.cli.inspect import migtable
+from gpuslice.cli.inspect.explain import tell
+from gpuslice.cli.inspect.gpushare import summary
 from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile
@@ -27,6 +26,7 @@ from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.up import LocalCluster, Settings, local_cluster
 from gpuslice.node import migmanager
 from gpuslice.node.discovery.driver import DriverError, Trouble
+from gpuslice.scheduler.explaining import explain
 
 T = TypeVar("T")
 PATIENCE = 60

@@ -12,8 +12,7 @@ import pytest
 from up_world import device_pod, eventually
 
 from gpuslice import names
-from gpuslice.cli.explain import tell
-from gpuslice.cli.explaining import explain
+from gpuslice.cli.inspect.explain import tell
 from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.devices.miglayout import GpuInstance
@@ -21,6 +20,7 @@ from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Event, Node, Pod
 from gpuslice.local.up import LocalCluster, Settings, local_cluster
 from gpuslice.node.discovery.driver import DriverError, Trouble
+from gpuslice.scheduler.explaining import explain
 
 T = TypeVar("T")
 PATIENCE = 60

@@ -11,11 +11,11 @@ import pytest
 from up_world import Kubectl, cluster_of, eventually
 
 from gpuslice import names
-from gpuslice.cli.explaining import explain
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.up import LocalCluster
+from gpuslice.scheduler.explaining import explain
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clusters" / "replicas.yaml"
 LABEL = "nvidia.com/device-plugin.config"

@@ -5,19 +5,19 @@ from __future__ import annotations
 import click
 
 from gpuslice import __version__
-from gpuslice.cli.agent import agent
 from gpuslice.cli.doctor import doctor
-from gpuslice.cli.explain import explain
-from gpuslice.cli.extender import extender
-from gpuslice.cli.inspect import inspect
-from gpuslice.cli.install import install
-from gpuslice.cli.mig import mig
-from gpuslice.cli.node import node
-from gpuslice.cli.nodepool import nodepool
-from gpuslice.cli.scheduler import scheduler
-from gpuslice.cli.uninstall import uninstall
-from gpuslice.cli.up import up
-from gpuslice.cli.validate import validate
+from gpuslice.cli.inspect.command import inspect
+from gpuslice.cli.inspect.explain import explain
+from gpuslice.cli.install.command import install
+from gpuslice.cli.install.uninstall import uninstall
+from gpuslice.cli.mig.command import mig
+from gpuslice.cli.node.command import node
+from gpuslice.cli.nodepool.command import nodepool
+from gpuslice.cli.run.agent import agent
+from gpuslice.cli.run.extender import extender
+from gpuslice.cli.run.scheduler import scheduler
+from gpuslice.cli.up.command import up
+from gpuslice.cli.validate.command import validate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

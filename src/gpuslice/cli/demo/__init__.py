@@ -1,0 +1,1 @@
+"""`make demo`: stories of shared GPUs on clusters in this process, told and checked."""

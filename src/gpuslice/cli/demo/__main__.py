@@ -1,0 +1,3 @@
+from gpuslice.cli.demo.command import main
+
+main()

@@ -1,0 +1,1 @@
+"""Who holds how much of which GPU, and why a pod waits."""

@@ -1,0 +1,1 @@
+"""`gpuslice mig`: this machine's MIG layout."""

@@ -1,0 +1,1 @@
+"""`gpuslice node`: what is on this machine, without a cluster."""

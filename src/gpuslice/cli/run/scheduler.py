@@ -1,0 +1,48 @@
+"""`gpuslice scheduler`: the complete scheduler for pods that name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpuslice.cli import options
+from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
+
+
+@click.command(
+    help="Schedule the pods whose spec.schedulerName is gpuslice.\n\n"
+    + options.examples("gpuslice scheduler --kubeconfig ~/.kube/config")
+)
+@options.kubeconfig
+@options.policy
+@options.mig_idle
+@options.lease
+@options.identity
+@options.probes
+@webhook_options
+def scheduler(
+    kubeconfig: Path | None,
+    policy: str,
+    mig_idle: int,
+    lease: tuple[str, str] | None,
+    identity: str,
+    probes: options.Probes | None,
+    webhook: WebhookOptions | None,
+) -> None:
+    from gpuslice.cli.process import serve
+
+    async def work() -> None:
+        from gpuslice.cli.run import servers
+
+        await servers.scheduler(
+            kubeconfig,
+            policy=policy,
+            mig_idle=mig_idle,
+            lease=lease,
+            identity=identity,
+            probes=probes,
+            webhook=webhook,
+        )
+
+    serve(work())

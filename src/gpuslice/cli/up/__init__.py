@@ -1,0 +1,1 @@
+"""`gpuslice up`: a whole cluster with simulated GPUs, in this process."""

@@ -1,0 +1,1 @@
+"""`gpuslice validate`: what is wrong with manifests, before they are applied."""
