@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_world import GPUS
+from agent_world import GPUS, container
 from builders import StoppedClock
 from desk_world import ANNOTATIONS_LIMIT, Bench
 
@@ -18,6 +18,7 @@ from gpuslice.devices.inventory import NodeGpus
 from gpuslice.node.inotify import FolderWatch
 from gpuslice.node.kubeletapi import RpcCode, RpcError
 from gpuslice.node.kubeletmessages import PodResources
+from gpuslice.node.ledger import SETTLED_SECONDS
 
 
 @pytest.fixture
@@ -346,3 +347,33 @@ async def test_a_kubelet_learns_where_a_device_is_near_and_why_an_id_is_refused(
     assert not any(one.numa for one in world.desk.devices(names.GPU_MEM)), "the message has a limit"
     with pytest.raises(RpcError, match=r'for "nvidia.com/gpu": invalid request: unknown device: GPU-nope;'):
         await world.desk.allocate(names.WHOLE_GPU, ("GPU-nope",))
+
+
+async def test_ids_of_a_pod_that_was_turned_away_unseen_are_free_again_soon(tmp_path: Path) -> None:
+    """It came and went while the watch was cut: a real node kept its ids and its folder for 90 s."""
+    clock = StoppedClock()
+    bench = Bench(tmp_path, clock)
+    await bench.desk.allocate(names.GPU_MEM, bench.ids_on(GPUS[0], 5))
+    await clock.sleep(SETTLED_SECONDS)
+    bench.api.away = True
+    await bench.desk.release()
+    assert len(bench.ledger.held()) == 1, "nobody says that it is gone"
+    bench.api.away = False
+    assert bench.ledger.lingers(bench.desk.pods), "so it is looked at again soon"
+    await bench.desk.release()
+    assert not bench.ledger.held()
+    assert not list(bench.folder.iterdir())
+
+
+async def test_ids_of_a_pod_that_the_watch_has_not_told_of_stay(tmp_path: Path) -> None:
+    clock = StoppedClock()
+    bench = Bench(tmp_path, clock)
+    ids = bench.ids_on(GPUS[0], 5)
+    bench.api.add("a", "u1", 7)
+    bench.api.pods["a"]["spec"]["initContainers"] = [container("prepare", 5)]
+    await bench.desk.allocate(names.GPU_MEM, ids)
+    await clock.sleep(SETTLED_SECONDS)
+    await bench.desk.release()
+    assert [h.ids for h in bench.ledger.held()] == [frozenset(ids)], (
+        "an init container's ids are never listed"
+    )

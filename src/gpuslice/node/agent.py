@@ -374,7 +374,7 @@ class Agent:
             while (quiet := self._clock.monotonic() - desk.last_call) < QUIET_SECONDS:
                 await self._clock.sleep(QUIET_SECONDS - quiet)
             with contextlib.suppress(RpcError):
-                await desk.reconcile()
+                await desk.release()
             desk.sweep()
             news.check()
             lingering = lingering + 1 if desk.ledger.lingers(desk.pods) else 0

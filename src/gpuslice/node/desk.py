@@ -274,6 +274,16 @@ class Desk:
             raise RpcError(RpcCode.UNAVAILABLE, f"the agent has just started, and {self.lacks}; try again")
 
     # --- level-triggered --------------------------------------------------------------------------
+    async def release(self) -> None:
+        """Release what is over. Raises RpcError if the kubelet is away.
+
+        Ids of which no pod is known are those of a pod that the watch has not told of yet, or nobody's:
+        the API server is asked, since nobody else may have them meanwhile.
+        """
+        calls = self.ledger.calls
+        fresh = self.ledger.has_strangers(self.pods) and await self._fetch_all()
+        await self.reconcile(fresh=fresh and self.ledger.calls == calls)
+
     async def reconcile(self, timeout: float = LIST_SECONDS, *, fresh: bool = False) -> None:
         """Learn who holds what and release what is over. Raises RpcError if the kubelet is away.
 

@@ -284,8 +284,16 @@ class Ledger:
         return released
 
     def lingers(self, pods: Mapping[str, NodePod]) -> bool:
-        """True if something is kept only because it has not ended on the node: its pod is over."""
-        return bool(self._displaced) or any(is_over(holding, pods) for holding in self._book.held())
+        """True if something is kept only because it has not ended on the node, or may be a pod's to come."""
+        over = any(is_over(holding, pods) for holding in self._book.held())
+        return bool(self._displaced) or over or self.has_strangers(pods)
+
+    def has_strangers(self, pods: Mapping[str, NodePod]) -> bool:
+        """True if ids are given out and no pod is known that may have them."""
+        return any(
+            not holding.certain and (holding.owner is None or holding.owner.uid not in pods)
+            for holding in self._book.held()
+        )
 
     # --- inside -----------------------------------------------------------------------------------
     def _lingers(self, holding: Held) -> bool:
