@@ -99,6 +99,10 @@ INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 POOL_RECORD: Final = "gpuslice.io/node-pool"
 """Node annotation: which pool dressed the node and in what, so that it can be taken off again (JSON)."""
 
+# --- words of Kubernetes itself --------------------------------------------------------------------
+MIRROR_POD: Final = "kubernetes.io/config.mirror"
+"""Annotation of a pod that only tells of one that kubelet has started from a file."""
+
 # --- what nodes and pods were told before device plugins (Kubernetes 1.6 to 1.9) -------------------
 HISTORICAL_GPU: Final = "alpha.kubernetes.io/nvidia-gpu"
 """Whole GPUs, when kubelet itself counted them. No node has had them since Kubernetes 1.11."""

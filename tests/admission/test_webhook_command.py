@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gpuslice.admission.nodename import unknown
 from gpuslice.admission.rotating import Secret
 from gpuslice.admission.visibility import EnvFrom, Rules
 from gpuslice.admission.webhook import webhook_app
@@ -101,7 +102,7 @@ async def test_it_serves_as_soon_as_there_is_a_secret_to_keep_the_certificate_in
     port = free.getsockname()[1]
     free.close()
     options = WebhookOptions(f"127.0.0.1:{port}", tmp_path, ("default", "tls"), ("127.0.0.1",), None)
-    hook = Webhook(client, options, clock=SystemClock())
+    hook = Webhook(client, options, clock=SystemClock(), offered=unknown)
     running = asyncio.create_task(hook.run())
     assert hook.waits_for() == "the webhook has no certificate yet"
     body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tls"}}
@@ -126,6 +127,6 @@ async def test_it_serves_as_soon_as_there_is_a_secret_to_keep_the_certificate_in
 
 async def test_none_is_ready_at_once() -> None:
     server = ApiServer(clock=SystemClock(), new_uid=iter(map(str, range(1000))).__next__)
-    hook = Webhook(Client(server.transport()), None, clock=SystemClock())
+    hook = Webhook(Client(server.transport()), None, clock=SystemClock(), offered=unknown)
     await hook.run()
     assert hook.waits_for() == ""

@@ -248,6 +248,7 @@ def test_the_webhook_is_asked_what_it_answers_and_stops_nothing_else() -> None:
     old = {names.HISTORICAL_GPU_NAME, names.HISTORICAL_AFFINITY}
     resources = {names.GPU_MEM, names.WHOLE_GPU, names.MIG_PREFIX, names.HISTORICAL_GPU}
     assert all(f"'{word}'" in condition["expression"] for word in PROTECTED | RECORDS | old | resources)
+    assert "has(object.spec.nodeName)" in condition["expression"]
     assert "matchConditions" not in others
     assert others["failurePolicy"] == "Ignore"
     assert all(others[key] == hook[key] for key in ("clientConfig", "rules", "namespaceSelector"))

@@ -133,6 +133,14 @@ def test_what_is_admitted_with_our_webhook_and_what_without(gpus: Installation) 
         cluster, candidate("k", 1, envFrom=settings)
     )
 
+    there = candidate("there", 1)
+    there["spec"]["nodeName"] = "node-1"
+    elsewhere = candidate("elsewhere", resources={"limits": {"x.example/gpu": "1"}})
+    assert admitted(cluster, elsewhere) == [{}], "no node has that, and no scheduler finds one"
+    elsewhere["spec"]["nodeName"] = "node-1"
+    assert admitted(cluster, there) == [{}]
+    assert "asks for x.example/gpu, which node 'node-1' does not have" in admitted(cluster, elsewhere)
+
     cluster.apply(candidate("l"))
     debug = (
         "debug",
@@ -180,6 +188,7 @@ def test_what_is_admitted_with_our_webhook_and_what_without(gpus: Installation) 
         for what, (pod, _) in unchanged.items():
             assert admitted(cluster, pod) == [{}], what
         assert "failed calling webhook" in admitted(cluster, candidate("k", 1, envFrom=settings))
+        assert 'failed calling webhook "pods.gpuslice.io"' in admitted(cluster, elsewhere)
     finally:
         cluster.kubectl(*scale, "--replicas=2")
         gpus.wait_until_ready()

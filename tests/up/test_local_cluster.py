@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import httpx2
 import pytest
 from up_world import TWO_NODES, cluster_of
 
+from gpuslice import names
 from gpuslice.errors import InputError, NotFound
 from gpuslice.kube.http import connect
 from gpuslice.kube.wire import ConfigMap, Node
@@ -99,6 +101,13 @@ async def test_a_database_brings_the_objects_back_and_admission_with_them(tmp_pa
         assert (await kubectl.run("run", "other", "--image=nvidia/cuda:12.4.1-base-ubuntu22.04")).code == 0
         (container,) = (await kubectl.read("pod", "other"))["spec"]["containers"]
         assert container["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+        for resource, code in ((names.GPU_MEM, 0), ("x.example/gpu", 1)):
+            container = {"name": "main", "image": "x", "resources": {"limits": {resource: "1"}}}
+            node = cluster.plan.nodes[0].name
+            overrides = json.dumps({"spec": {"nodeName": node, "containers": [container]}})
+            ran = await kubectl.run("run", f"there-{code}", "--image=x", f"--overrides={overrides}")
+            assert ran.code == code, ran.err
+        assert f"asks for x.example/gpu, which node '{node}' does not have" in ran.err
 
 
 async def test_the_extender_answers_over_https_with_the_clusters_own_state(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What is changed in a pod before it is stored.
 
 What would give it more GPU than it asks for is taken out: `visibility` says what becomes of the
-environments, `possession` of the annotations. What pods of Kubernetes 1.4 to 1.9 say is put into today's
+environments, `possession` of the annotations; `nodename` refuses pods that would get there past
+everybody who gives GPUs out. What pods of Kubernetes 1.4 to 1.9 say is put into today's
 words (`requests.historical`). Whoever wrote what is changed is warned.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gpuslice.admission.nodename import Offered, unknown, why_not_there
 from gpuslice.admission.possession import unclaimed
 from gpuslice.admission.visibility import FIELDS, RULES, Changes, EnvSpec, Rules, settle
 from gpuslice.errors import InputError
@@ -63,7 +65,7 @@ _HISTORICAL: Final = b"alpha.kubernetes.io/"
 """Stands in every pod that there is something to translate in."""
 
 
-def review(body: bytes, rules: Rules = RULES) -> bytes:
+def review(body: bytes, rules: Rules = RULES, offered: Offered = unknown) -> bytes:
     """Answer an AdmissionReview (admission.k8s.io/v1). Raises InputError if the body is none.
 
     A pod whose GPU request is malformed loses its overrides and is let through: the API server or the
@@ -80,7 +82,7 @@ def review(body: bytes, rules: Rules = RULES) -> bytes:
     try:
         request = _request.decode(raw)
         if request.kind.kind == "Pod":
-            answer |= _answered(_changes(request, rules))
+            answer |= _answered(_changes(request, rules, offered))
     except _UNREADABLE as error:
         answer["allowed"] = False
         answer["status"] = {"code": 400, "message": f"gpuslice cannot read the pod: {error}"}
@@ -117,24 +119,26 @@ def _answered(changes: Changes) -> dict[str, object]:
     return answer
 
 
-def _changes(request: _Request, rules: Rules) -> Changes:
+def _changes(request: _Request, rules: Rules, offered: Offered) -> Changes:
     pod = bytes(request.object)
     if request.sub_resource != "ephemeralcontainers":
-        return change_pod(pod, rules)
+        return _change_pod(pod, rules, offered)
     # Of a pod that runs only new containers can be changed; the others are as they were admitted.
     before = _pod.decode(request.old_object).spec.ephemeral_containers or ()
     return _environments(_pod.decode(pod), rules, (EPHEMERAL,), {one.name for one in before})
 
 
-def change_pod(pod: bytes, rules: Rules = RULES) -> Changes:
-    """What is to become of a new pod. Raises msgspec.DecodeError if the bytes are no pod."""
+def _change_pod(pod: bytes, rules: Rules, offered: Offered) -> Changes:
     decoded = _pod.decode(pod)
     changes = Changes()
     if _HISTORICAL in pod:
         translation = translate(msgspec.json.decode(pod, type=dict[str, Any]))
         changes.patch += _steps(translation)
         changes.warnings += [str(note) for note in (*translation.warnings, *translation.problems)]
-    patch, warnings = unclaimed(decoded.metadata.annotations or {})
+    annotations = decoded.metadata.annotations or {}
+    if why := why_not_there(decoded.spec, annotations, offered):
+        changes.refusals.append(why)
+    patch, warnings = unclaimed(annotations)
     about = _environments(decoded, rules)
     changes.patch += [*patch, *about.patch]
     changes.warnings += [*warnings, *about.warnings]

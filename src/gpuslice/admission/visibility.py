@@ -147,8 +147,9 @@ class _Volume(Wire, frozen=True, gc=False):
 
 
 class EnvSpec(Wire, frozen=True, gc=False):
-    """A pod's spec, the same."""
+    """A pod's spec, the same, and the node that it names."""
 
+    node_name: str | None = None
     containers: tuple[EnvContainer, ...] = ()
     init_containers: tuple[EnvContainer, ...] | None = None
     ephemeral_containers: tuple[EnvContainer, ...] | None = None

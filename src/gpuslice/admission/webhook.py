@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gpuslice.admission import certificates
 from gpuslice.admission.mutate import review, unread
+from gpuslice.admission.nodename import Offered, unknown
 from gpuslice.admission.reviewing import LIMIT, Reviews
 from gpuslice.admission.visibility import RULES, Rules
 from gpuslice.clock import Clock
@@ -33,7 +34,9 @@ Answer = tuple[int, str, bytes]
 
 
 class WebhookApp:
-    """ASGI 3. Open to whoever is let in: a review changes nothing and reveals nothing."""
+    """ASGI 3. Open to all who are let in: a review changes nothing, and reveals only whether a node has a
+    resource.
+    """
 
     def __init__(self, review: Callable[[bytes], Awaitable[bytes]]) -> None:
         self._review = review
@@ -70,9 +73,9 @@ class WebhookApp:
             return 400, TEXT, f"{error}\n".encode()
 
 
-def webhook_app(rules: Rules) -> WebhookApp:
-    """One that answers by what an administrator has chosen."""
-    return WebhookApp(Reviews(partial(review, rules=rules)))
+def webhook_app(rules: Rules, offered: Offered = unknown) -> WebhookApp:
+    """One that answers by what an administrator has chosen, and by what nodes have."""
+    return WebhookApp(Reviews(partial(review, rules=rules, offered=offered)))
 
 
 async def serve(
@@ -81,6 +84,7 @@ async def serve(
     folder: Path,
     *,
     clock: Clock,
+    offered: Offered,
     client_ca: Path | None = None,
     rules: Rules = RULES,
 ) -> None:
@@ -90,5 +94,7 @@ async def serve(
     cannot be used.
     """
     tls = Tls(folder / certificates.SERVING, folder / certificates.SERVING_KEY, client_ca)
-    async with serving(webhook_app(rules), host=host, port=port, clock=clock, tls=tls, limits=LIMITS):
+    async with serving(
+        webhook_app(rules, offered), host=host, port=port, clock=clock, tls=tls, limits=LIMITS
+    ):
         await asyncio.Event().wait()

@@ -30,7 +30,7 @@ from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
 from gpuslice.cluster.swaps import is_assigned, swap_places
 from gpuslice.cluster.text import RECORD_LIMIT
 from gpuslice.devices.inventory import Mode, NodeGpus
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.gate import Gate
 from gpuslice.kube.quarantine import Quarantine
 from gpuslice.kube.wire import Node, Pod
@@ -182,6 +182,18 @@ class Cluster:
     def node(self, name: str) -> Node | None:
         """The node object as last seen."""
         return self._nodes.get(name)
+
+    def offered(self, node: str) -> Collection[str]:
+        """The resources that a node has, with whatever amount. Can be called from any thread.
+
+        Raises Unavailable if that is not known.
+        """
+        if why := self.gate.incomplete():
+            raise Unavailable(why)
+        known = self._nodes.get(node)
+        if known is None:
+            raise Unavailable("there is no such node")
+        return known.status.allocatable or {}
 
     def node_names(self) -> list[str]:
         """All nodes, sorted."""

@@ -12,11 +12,12 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from gpuslice.admission.mutate import webhook_configuration
+from gpuslice.admission.mutate import review, webhook_configuration
 from gpuslice.admission.reviewing import Reviews
 from gpuslice.capacity.nodepool import DEFINITIONS, definition
 from gpuslice.capacity.poolcontroller import NodePoolController
@@ -171,11 +172,11 @@ async def local_cluster(
                     server, clock=clock, port=settings.port, kubeconfig=settings.kubeconfig
                 ) as endpoint,
                 _scheduling(
-                    plan, client, folder, settings, endpoint.token, hook.reviews, clock=clock, random=random
+                    plan, client, folder, settings, endpoint.token, clock=clock, random=random
                 ) as scheduling,
                 _background() as start,
             ):
-                hook.url = f"{scheduling.url}/mutate"
+                hook.url, hook.reviews = f"{scheduling.url}/mutate", scheduling.reviews
                 await _register_webhook(client, hook.url, scheduling.authority)
                 await _register_pools(client)
                 nodes = Nodes(
@@ -221,11 +222,11 @@ class _OwnWebhook:
 
     def __init__(self) -> None:
         self.url = ""
-        self.reviews = Reviews()
+        self.reviews: Reviews | None = None
 
     async def post(self, url: str, body: bytes, *, authority: bytes, timeout_s: float) -> bytes:
         """See `webhookpost.post`."""
-        if url == self.url:
+        if url == self.url and self.reviews is not None:
             return await self.reviews(body)
         return await webhookpost.post(url, body, authority=authority, timeout_s=timeout_s)
 
@@ -234,6 +235,7 @@ class _OwnWebhook:
 class _Scheduling:
     url: str
     authority: bytes
+    reviews: Reviews
     cluster: Cluster
     feed: ClusterFeed
     imagined: Imagined
@@ -246,7 +248,6 @@ async def _scheduling(
     folder: Path,
     settings: Settings,
     token: str,
-    reviews: Reviews,
     *,
     clock: Clock,
     random: Random,
@@ -260,6 +261,7 @@ async def _scheduling(
     imagined = Imagined(cluster, feed, clock)
     binder = Binder(cluster, client, clock=clock, random=random.random)
     metrics = Metrics()
+    reviews = Reviews(partial(review, offered=cluster.offered))
     app = ExtenderApp(
         Extender(cluster, client, binder, metrics),
         metrics,
@@ -300,7 +302,7 @@ async def _scheduling(
                 start("controllers", controllers)
                 start("cluster feed", feed.run())
                 start("binder's audit", binder.run())
-                yield _Scheduling(url, certificates.authority, cluster, feed, imagined)
+                yield _Scheduling(url, certificates.authority, reviews, cluster, feed, imagined)
         finally:
             await binder.aclose()
 

@@ -70,11 +70,13 @@ def asks_for_gpu(spec: PodSpecLike) -> bool:
 
 def asks_of(resources: ResourcesLike, which: Callable[[str], bool]) -> bool:
     """Does a container ask for any resource of those? An amount that cannot be read is one; 0 is none."""
-    return any(
-        which(name) and _some(amount)
-        for amounts in (resources.limits, resources.requests)
-        for name, amount in (amounts or {}).items()
-    )
+    return any(True for _ in asked(resources, which))
+
+
+def asked(resources: ResourcesLike, which: Callable[[str], bool]) -> Iterator[str]:
+    """The resources of those that a container asks for, the same way; one can come twice."""
+    for amounts in (resources.limits, resources.requests):
+        yield from (name for name, amount in (amounts or {}).items() if which(name) and _some(amount))
 
 
 def wanted(name: str, amount: object) -> bool:

@@ -78,6 +78,7 @@ async def extender(
     """Run the extender until cancelled."""
     from gpuslice.admission.mutate import review
     from gpuslice.admission.reviewing import Reviews
+    from gpuslice.admission.visibility import RULES
     from gpuslice.scheduler.extender.service import extender as serving_extender
 
     setup()
@@ -90,10 +91,11 @@ async def extender(
         )
     clock = SystemClock()
     token = read_token(token_file, "--token-file") if token_file else None
+    cluster = Cluster(clock=clock, policy=Policy(policy))
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         # With the webhook's authority as the one that clients are asked for, that has to issue for them, too.
         ours = tls is not None and webhook is not None and tls.client_ca == webhook.folder / "ca.crt"
-        hook = Webhook(client, webhook, clock=clock, client_certificate=ours)
+        hook = Webhook(client, webhook, clock=clock, offered=cluster.offered, client_certificate=ours)
         group.create_task(hook.run())
         if tls is not None:
             await hook.certified()  # the files may be the same
@@ -105,10 +107,12 @@ async def extender(
             clock=clock,
             random=_random.random,
             new_id=_new_id,
-            cluster=Cluster(clock=clock, policy=Policy(policy)),
+            cluster=cluster,
             tls=tls,
             token=token,
-            admission=Reviews(partial(review, rules=webhook.rules) if webhook else review),
+            admission=Reviews(
+                partial(review, rules=webhook.rules if webhook else RULES, offered=cluster.offered)
+            ),
             mig_idle_seconds=mig_idle,
             leadership=leadership,
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,
@@ -150,7 +154,7 @@ async def scheduler(
         await stack.enter_async_context(campaigning(leadership))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         feed = ClusterFeed(client, cluster, clock=clock, random=_random.random, leadership=leadership)
-        hook = Webhook(client, webhook, clock=clock)
+        hook = Webhook(client, webhook, clock=clock, offered=cluster.offered)
         group.create_task(hook.run())
         group.create_task(feed.run())
         group.create_task(

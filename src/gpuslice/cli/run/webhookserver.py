@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from random import SystemRandom
 
+from gpuslice.admission.nodename import Offered
 from gpuslice.admission.rotating import CertificateKeeper
 from gpuslice.admission.webhook import serve
 from gpuslice.cli.run.webhook import WebhookOptions
@@ -24,10 +25,12 @@ class Webhook:
         options: WebhookOptions | None,
         *,
         clock: Clock,
+        offered: Offered,
         client_certificate: bool = False,
     ) -> None:
         self._options = options
         self._clock = clock
+        self._offered = offered
         self._keeper: CertificateKeeper | None = None
         self._certified = asyncio.Event()
         if options is None:
@@ -75,6 +78,7 @@ class Webhook:
                     port,
                     options.folder,
                     clock=self._clock,
+                    offered=self._offered,
                     client_ca=options.client_ca,
                     rules=options.rules,
                 )

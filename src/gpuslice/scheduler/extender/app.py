@@ -27,7 +27,7 @@ LIMITS: Final = Limits(body_bytes=BODY_LIMIT)
 PROBES: Final = ("/healthz", "/readyz")
 OPEN: Final = (*PROBES, "/mutate")
 """Routes that need no token: kubelet's probes and the API server's webhook calls carry none. A review
-changes nothing and reveals nothing."""
+changes nothing, and reveals nothing but whether a node has a resource."""
 
 Answer = tuple[int, str, bytes]
 _NO_TOKEN: Final[Answer] = (401, TEXT, b"a bearer token is required\n")
