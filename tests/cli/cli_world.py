@@ -10,6 +10,7 @@ from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_gpus
 from gpuslice.cluster.state import Cluster
+from gpuslice.devices.availability import OK, sick
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.units import GIB, MemoryUnit
@@ -46,14 +47,13 @@ def node(name: str, *mib: int, unit: MemoryUnit = GIB, unhealthy: tuple[int, ...
                 f"GPU-{name}-{i}",
                 "Tesla T4",
                 size,
-                i not in unhealthy,
-                "ECC error" if i in unhealthy else "",
+                sick("ECC error") if i in unhealthy else OK,
             )
             for i, size in enumerate(mib)
         ),
         unit,
     )
-    units = sum(gpus.units_of(gpu) for gpu in gpus.gpus if gpu.healthy)
+    units = sum(gpus.units_of(gpu) for gpu in gpus.gpus if gpu.available)
     body = old_node(name, "10.0.0.1", units, len(mib))
     body["metadata"]["annotations"] = encode_gpus(gpus)
     body["status"]["allocatable"][names.WHOLE_GPU] = str(len(mib) - len(unhealthy))

@@ -8,6 +8,7 @@ import msgspec
 
 from gpuslice import names
 from gpuslice.cluster.annotations import encode_gpus
+from gpuslice.devices.availability import of_health
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.units import GIB, MemoryUnit
@@ -60,7 +61,7 @@ def agent_node(
 ) -> Node:
     """A node whose agent has published its GPUs and registered its plugins; `mig` are devices of one more GPU."""
     gpus = tuple(
-        Gpu(i, f"GPU-{name}-{i}", "Tesla T4", size * 1024, healthy[i] if healthy else True)
+        Gpu(i, f"GPU-{name}-{i}", "Tesla T4", size * 1024, of_health(not healthy or healthy[i], ""))
         for i, size in enumerate(gib)
     )
     gpus += tuple(mig_device(len(gib) + i, name, profile) for i, profile in enumerate(mig))

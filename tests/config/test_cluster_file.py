@@ -25,13 +25,13 @@ def test_a_node_gets_its_gpus_in_the_order_of_the_file_with_their_own_sizes() ->
     (node,) = plan.nodes
     assert (plan.unit, plan.policy) == (MemoryUnit(256), "spread")
     assert (node.cpu_milli, node.memory_mib, node.pods, node.address) == (500, 1024, 7, "10.0.0.1")
-    assert [(g.index, g.model, g.memory_mib, g.healthy) for g in node.gpus.gpus] == [
+    assert [(g.index, g.model, g.memory_mib, g.available) for g in node.gpus.gpus] == [
         (0, "Tesla T4", 15109, True),
         (1, "Tesla T4", 15109, True),
         (2, "Own", 3000, False),
     ]
     assert node.gpus.gpus[2].uuid == "GPU-x"
-    assert node.gpus.gpus[2].reason
+    assert node.gpus.gpus[2].availability.reason
 
 
 def test_generated_uuids_are_the_same_every_time_and_never_shared() -> None:

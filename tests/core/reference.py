@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
+from gpuslice.devices.availability import OK
 from gpuslice.devices.inventory import Apart
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
@@ -48,7 +49,7 @@ def allowed(allocation: Allocation, request: PodRequest, unit: MemoryUnit, rooms
         room = by_uuid[grant.gpu]
         if not (room.resource == asked[grant.container].resource if grant.whole else room.shareable):
             return False
-    if any(not by_uuid[uuid].healthy for uuid in wholes | shared):
+    if any(by_uuid[uuid].availability != OK for uuid in wholes | shared):
         return False
     if any(by_uuid[u].holders or by_uuid[u].free_mib < by_uuid[u].total_mib for u in wholes):
         return False

@@ -120,4 +120,4 @@ def test_a_sick_gpu_makes_all_its_replicas_sick() -> None:
     found = devices(
         "[{model: T4, healthy: false}]", MigStrategy.NONE, "resources: [{name: gpu, replicas: 4}]"
     )
-    assert [gpu.healthy for gpu in found] == [False] * 4
+    assert [gpu.available for gpu in found] == [False] * 4

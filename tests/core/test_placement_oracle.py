@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import allowed, possible
 
+from gpuslice.devices.availability import OK, closed, sick
 from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
 from gpuslice.names import MIG_PREFIX, WHOLE_GPU
 from gpuslice.placement.fleet import CODES, Fleet
@@ -42,7 +43,7 @@ def rooms(draw: st.DrawFn) -> list[GpuRoom]:
                 total - used,
                 total,
                 holders,
-                draw(st.booleans() | st.just(True)),
+                draw(st.sampled_from([OK, OK, OK, sick("XID 79"), closed("being cut")])),
                 resource,
                 parent,
                 # MIG devices need not be kept from sharing; a GPU that NVIDIA's replicas have can be.
@@ -104,8 +105,7 @@ def test_arrays_and_exact_search_give_the_same_verdict(data: st.DataObject, unit
                 f"{name}-{r.uuid}",
                 "m",
                 r.total_mib,
-                r.healthy,
-                "",
+                r.availability,
                 r.resource,
                 r.parent,
                 r.shareable,

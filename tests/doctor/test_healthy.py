@@ -6,6 +6,9 @@ import pytest
 from doctor_world import Site, owner_of
 
 from gpuslice import names
+from gpuslice.cluster.annotations import encode_gpus
+from gpuslice.devices.availability import closed
+from gpuslice.devices.inventory import Gpu, NodeGpus
 
 
 @pytest.mark.parametrize("mode", ["bundled", "extender", "own"])
@@ -36,6 +39,18 @@ async def test_the_systems_own_pods_are_no_surprise(site: Site) -> None:
     plugin = {"image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"}
     await site.pod("plugin", on="whole-gpus-1", container=plugin, namespace="kube-system")
     await site.pod("done", 40, on="gpu-1", index=0, status={"phase": "Succeeded"})
+    assert await site.findings() == []
+
+
+async def test_gpus_that_are_being_cut_are_not_sick(site: Site) -> None:
+    """Nor is the kubelet blamed that has nothing to hand out of them."""
+    await site.install()
+    await site.kube_scheduler()
+    cut = closed("being cut into MIG devices")
+    shut = encode_gpus(NodeGpus(tuple(Gpu(i, f"GPU-gpu-1-{i}", "A100", 40536, cut) for i in range(2))))
+    await site.patch("Node", "gpu-1", {"metadata": {"annotations": shut}})
+    nothing = {names.GPU_MEM: "0", names.GPU_COUNT: "2", names.WHOLE_GPU: "0"}
+    await site.patch("Node", "gpu-1", {"status": {"allocatable": nothing}}, subresource="status")
     assert await site.findings() == []
 
 

@@ -160,7 +160,7 @@ def test_9a11_a_word_that_is_no_index_disables_no_gpu(world: World, text: str, l
     assert fits(world, pod("a", 15), "n") == (["n"] if left else [])
     gpus = world.cluster.gpus("n")
     assert gpus is not None
-    assert sum(gpu.healthy for gpu in gpus.gpus) == left
+    assert sum(gpu.available for gpu in gpus.gpus) == left
 
 
 @pytest.mark.parametrize("index", [None, "9", "-1", "x"])

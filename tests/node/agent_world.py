@@ -20,6 +20,7 @@ import msgspec
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_allocation
+from gpuslice.devices.availability import of_health
 from gpuslice.devices.found import Found, FoundGpu
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError, Unavailable
@@ -56,7 +57,8 @@ class SimulatedBackend:
     def found(self) -> Found:
         gpus = (FoundGpu(g.index, g.uuid, g.model, g.memory_mib, 0) for g in self._gpus)
         whole = (
-            replace(g, healthy=o.healthy, reason=o.reason) for g, o in zip(gpus, self._gpus, strict=True)
+            replace(g, healthy=not o.availability.sick, reason=o.availability.reason)
+            for g, o in zip(gpus, self._gpus, strict=True)
         )
         return Found("", "", tuple(whole))
 
@@ -78,7 +80,7 @@ class SimulatedBackend:
         if all(gpu.uuid != uuid for gpu in self._gpus):
             raise InputError(f"this node has no GPU {uuid!r}")
         changed = tuple(
-            replace(gpu, healthy=healthy, reason="" if healthy else reason) if gpu.uuid == uuid else gpu
+            replace(gpu, availability=of_health(healthy, reason)) if gpu.uuid == uuid else gpu
             for gpu in self._gpus
         )
         self.set_gpus(changed)

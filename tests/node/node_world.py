@@ -15,6 +15,7 @@ from builders import StoppedClock, agent_node
 
 from gpuslice import names
 from gpuslice.cluster.state import Cluster
+from gpuslice.devices.availability import of_health
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.kube.wire import Pod
 from gpuslice.local.kubelet.devicemanager import AllocationError, Ask, DeviceManager, Holding, Reusable
@@ -146,7 +147,8 @@ class NodeWorld:
         """A GPU falls ill or recovers; kubelet and agent learn of it."""
         self.gpus = NodeGpus(
             tuple(
-                replace(g, healthy=healthy, reason="lost") if g.index == index else g for g in self.gpus.gpus
+                replace(g, availability=of_health(healthy, "lost")) if g.index == index else g
+                for g in self.gpus.gpus
             ),
             self.gpus.unit,
         )

@@ -155,7 +155,7 @@ async def test_a_node_whose_label_names_nothing_gives_out_no_gpu(files: Path) ->
     """Else its GPUs would be given away whole to those who ask for a replica."""
     async with node(ConfigFiles.folder(files, "default", ()), labels={LABEL: "missing"}) as here:
         refused = await says(here, "specified config missing does not exist")
-        assert all("missing does not exist" in gpu.reason for gpu in here.backend.gpus())
+        assert all("missing does not exist" in gpu.availability.reason for gpu in here.backend.gpus())
         assert "the node gives out no GPU" in refused.annotations[names.DEVICE_CONFIG_REASON]
         await here.allocatable(0, names.WHOLE_GPU)
         await here.allocatable(0)
@@ -272,11 +272,11 @@ async def test_an_xid_takes_every_replica_of_its_gpu_away() -> None:
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         running = group.create_task(backend.run())
         driver.raise_xid("GPU-a", 79)
-        while all(gpu.healthy for gpu in backend.gpus()):
+        while all(gpu.available for gpu in backend.gpus()):
             await backend.changed()
         running.cancel()
-    assert [gpu.healthy for gpu in backend.gpus()] == [False] * 4 + [True] * 4
-    assert {gpu.device for gpu in backend.gpus() if not gpu.healthy} == {"GPU-a"}
+    assert [gpu.available for gpu in backend.gpus()] == [False] * 4 + [True] * 4
+    assert {gpu.device for gpu in backend.gpus() if not gpu.available} == {"GPU-a"}
 
 
 async def test_packed_replicas_fill_one_gpu_first(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice import names
+from gpuslice.devices.availability import of_health
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.node.deviceids import MESSAGE_LIMIT, DeviceIds, check_unit, message_size, smallest_unit
@@ -16,7 +17,10 @@ from gpuslice.units import GIB, MemoryUnit
 
 def node(*sizes: int, unit: MemoryUnit = GIB, sick: tuple[int, ...] = ()) -> NodeGpus:
     return NodeGpus(
-        tuple(Gpu(i, f"GPU-{i:08x}-aaaa", "T4", mib, healthy=i not in sick) for i, mib in enumerate(sizes)),
+        tuple(
+            Gpu(i, f"GPU-{i:08x}-aaaa", "T4", mib, of_health(i not in sick, "lost"))
+            for i, mib in enumerate(sizes)
+        ),
         unit,
     )
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.config.devices import DevicesFile
+from gpuslice.devices.availability import closed
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.kube.client import Client
@@ -112,11 +113,13 @@ async def test_nothing_goes_before_kubelet_has_said_that_it_gives_it_out_no_more
     async with managed("all-2g.10gb") as world:
         await world.told(PENDING, "kubelet has still to say")
         assert set(world.devices.values()) == {"1g.5gb"}
+        assert {gpu.availability for gpu in world.backend.gpus()} == {closed("its GPU is cut anew")}
         await world.kubelet_says(**{SMALL: 0})
         await world.told(SUCCESS)
         assert sorted(world.devices.values()) == ["2g.10gb"] * 3
         # At once: the driver reports no event, and the next look is far.
         assert {gpu.uuid for gpu in world.backend.gpus()} == world.devices.keys()
+        assert all(gpu.available for gpu in world.backend.gpus())
 
 
 async def test_a_pod_that_arrives_while_kubelet_is_waited_for_is_let_in() -> None:

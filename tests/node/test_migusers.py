@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gpuslice import names
+from gpuslice.devices.availability import OK
+from gpuslice.devices.availability import closed as shut
 from gpuslice.devices.inventory import Gpu
 from gpuslice.node.holdings import Held, Owner
 from gpuslice.node.migusers import SOMEBODY, users
@@ -14,8 +16,9 @@ SMALL = f"{names.MIG_PREFIX}1g.5gb"
 
 
 def device(number: int, *, closed: bool = False) -> Gpu:
+    availability = shut("being cut") if closed else OK
     return Gpu(
-        number, f"MIG-{number}", "A100", 4864, not closed, resource=SMALL, parent="GPU-0", shareable=False
+        number, f"MIG-{number}", "A100", 4864, availability, resource=SMALL, parent="GPU-0", shareable=False
     )
 
 
@@ -60,7 +63,7 @@ def test_a_pod_of_kube_scheduler_needs_what_is_going_only_if_too_little_else_is_
 
 
 def test_a_pod_that_shares_memory_needs_an_uncut_gpu() -> None:
-    whole = Gpu(0, "GPU-0", "A100", 39936, healthy=False)
+    whole = Gpu(0, "GPU-0", "A100", 39936, shut("being cut"))
     shares = {"a": pod("a", 5, resource=names.GPU_MEM)}
     assert users([], shares, [whole, device(1)]) == {"GPU-0": "default/a"}
     assert users([], shares, [whole, Gpu(1, "GPU-1", "A100", 39936)]) == {}

@@ -6,12 +6,13 @@ import pytest
 
 from gpuslice.config.devices import DevicesFile
 from gpuslice.config.nvidia import NvidiaConfig
+from gpuslice.devices.availability import closed
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.offered import offered
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.names import GPU_MEM, SHARED_GPU, WHOLE_GPU
 from gpuslice.node.discovery.simulated import SimulatedDriver
-from gpuslice.node.holdings import Held
+from gpuslice.node.holdings import Held, Refusal
 from gpuslice.node.kubeletmessages import ContainerDevices, ContainerResources, PodResources
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.modes import CHANGING
@@ -70,7 +71,9 @@ def test_replicas_of_a_gpu_in_use_wait_until_it_is_free(resource: str) -> None:
     assert healthy(ledger, GPU_MEM) == []
     kept = ledger.gpus.find("GPU-a")
     assert kept is not None, "who holds it is still known"
-    assert (kept.index, kept.healthy, kept.reason) == (0, False, CHANGING)
+    assert (kept.index, kept.availability) == (0, closed(CHANGING))
+    refused = ledger.allocate(WHOLE_GPU, ["GPU-a::1"], {}, 0.0)
+    assert refused == Refusal(f"GPU 3 gets no container; it is closed: {CHANGING}")
     end(ledger)
     assert healthy(ledger) == [*A_FREE, *B_FREE]
     assert ledger.gpus == FOUR

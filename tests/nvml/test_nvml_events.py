@@ -92,7 +92,7 @@ async def test_an_xid_makes_its_gpu_unhealthy_until_it_has_been_quiet(switched_o
         hardware.happens("xid", 1, 48)
         gpus = await until(backend, lambda gpus: not gpus[1].healthy)
         assert reasons(gpus) == ["", "XID 48: double-bit ECC error"]
-        assert [gpu.healthy for gpu in backend.gpus()] == [True, False]
+        assert [gpu.available for gpu in backend.gpus()] == [True, False]
         clock.time += QUIET_SECONDS + LOOK_SECONDS
         gpus = await until(backend, lambda gpus: gpus[1].healthy)
         assert reasons(gpus) == ["", ""]

@@ -118,7 +118,7 @@ class PoolWorld:
         node, record = self.nodes[name], read_record(self.nodes[name])
         view = self._cluster.snapshot(name)
         gpus = () if view is None else view.gpus
-        healthy = sum(gpu.healthy for gpu in gpus)
+        available = sum(gpu.availability.ok for gpu in gpus)
         strategy = node.labels.get(names.MIG_STRATEGY) or node.labels.get(AGENTS_STRATEGY, "")
         wanted, wanted_strategy = "", wish.spec.mig_strategy.value
         if wish.spec.gpu_instance_profile is not None:
@@ -127,17 +127,16 @@ class PoolWorld:
             # With no profile any more the GPUs become whole; of whole ones every strategy says the same.
             wanted, wanted_strategy = DISABLED, strategy or MigStrategy.SINGLE.value
         state, now = node.labels.get(names.MIG_CONFIG_STATE, ""), self._clock.monotonic()
-        in_step = view is not None and healthy <= view.allocatable_devices <= len(gpus)
+        in_step = view is not None and available <= view.allocatable_devices <= len(gpus)
         is_cut = names.NODE_GPUS not in node.annotations or _is_cut(gpus, wanted)
-        # While pods hold what has to go, what is closed is shown as unhealthy.
         reason = node.annotations.get(names.MIG_CONFIG_REASON, "")
-        closed = bool(reason) and healthy < len(gpus)
+        closed = bool(reason) and any(gpu.availability.closed for gpu in gpus)
         renamed = node.labels.get(AGENTS_STRATEGY, wanted_strategy) == wanted_strategy
         pods = len(self._on.get(name, ()))
         since = self._empty_since.get(name, now)
         return PoolNode(
             name,
-            ready=_is_ready(node) and healthy > 0 and in_step and is_cut,
+            ready=_is_ready(node) and available > 0 and in_step and is_cut,
             wanted=wanted,
             wanted_strategy=wanted_strategy,
             config=node.labels.get(names.MIG_CONFIG, ""),

@@ -20,6 +20,7 @@ import msgspec
 
 from gpuslice import names
 from gpuslice.cluster.text import decode, decode_once
+from gpuslice.devices.availability import closed, of_health
 from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.requests.allocation import Allocation, Grant
@@ -28,6 +29,8 @@ from gpuslice.units import MAX_UNITS, MemoryUnit, read_digits
 
 
 class _GpuRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """`healthy` is false of a closed one, too: whoever does not know that word is not to give it out."""
+
     index: int
     uuid: str
     model: str
@@ -39,6 +42,7 @@ class _GpuRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     shareable: bool = True
     apart: Apart = Apart.NO
     packed: bool = False
+    closed: bool = False
 
 
 MAX_INDEX = 99_999
@@ -56,13 +60,14 @@ def encode_gpus(gpus: NodeGpus) -> dict[str, str]:
             gpu.uuid,
             gpu.model,
             gpu.memory_mib,
-            gpu.healthy,
-            gpu.reason,
+            gpu.available,
+            gpu.availability.reason,
             gpu.resource,
             gpu.parent,
             gpu.shareable,
             gpu.apart,
             gpu.packed,
+            gpu.availability.closed,
         )
         for gpu in gpus.gpus
     ]
@@ -91,8 +96,7 @@ def decode_gpus(annotations: Mapping[str, str]) -> NodeGpus | None:
             r.uuid,
             r.model,
             r.mib,
-            r.healthy,
-            r.reason,
+            closed(r.reason) if r.closed else of_health(r.healthy, r.reason),
             r.resource,
             r.parent,
             r.shareable,

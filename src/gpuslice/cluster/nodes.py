@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpuslice import names
 from gpuslice.cluster.annotations import MAX_INDEX, decode_gpus
+from gpuslice.devices.availability import sick
 from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node
@@ -43,7 +44,7 @@ def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] =
     except InputError as error:
         return NodeInfo(NodeGpus((), default_unit), 0, {}, address, f"node {node.name}: {error}")
     marked = tuple(
-        replace(gpu, healthy=False, reason=f"listed in ConfigMap {names.UNHEALTHY_PREFIX}{node.name}")
+        replace(gpu, availability=sick(f"listed in ConfigMap {names.UNHEALTHY_PREFIX}{node.name}"))
         if gpu.index in unhealthy
         else gpu
         for gpu in gpus.gpus

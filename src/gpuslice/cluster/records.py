@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuslice import names
+from gpuslice.devices.availability import Availability
 from gpuslice.devices.inventory import Mode
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest
@@ -65,8 +66,7 @@ class GpuView:
     model: str
     total_mib: int
     used_mib: int
-    healthy: bool
-    reason: str
+    availability: Availability
     mode: Mode
     pods: tuple[PodShare, ...] = ()
     resource: str = names.WHOLE_GPU

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from gpuslice.config.reader import Section
+from gpuslice.devices.availability import sick
 from gpuslice.devices.catalogue import GpuModel, find_model
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
@@ -114,9 +115,9 @@ def _shared(paper: PaperGpu) -> Gpu:
     """The GPU with what follows from its fate, as an agent will find it."""
     gpu = paper.gpu.shared
     if paper.lost:
-        return replace(gpu, healthy=False, reason="lost in the file")
+        return replace(gpu, availability=sick("lost in the file"))
     counting = [xid for xid in paper.xids if XidPolicy().counts(xid)]
-    return replace(gpu, healthy=False, reason=describe(counting[-1])) if counting else gpu
+    return replace(gpu, availability=sick(describe(counting[-1]))) if counting else gpu
 
 
 def _model(entry: GpuEntry, where: str) -> GpuModel:

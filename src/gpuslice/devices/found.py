@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from gpuslice.devices.availability import of_health
 from gpuslice.devices.inventory import Gpu
 from gpuslice.devices.mig import Engines
 from gpuslice.devices.migprofile import MigProfile
@@ -116,8 +117,7 @@ class FoundGpu:
             self.uuid,
             self.name,
             self.usable_mib,
-            self.healthy,
-            self.reason,
+            of_health(self.healthy, self.reason),
             numa_node=self.numa_node,
         )
 

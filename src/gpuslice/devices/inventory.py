@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpuslice import names
+from gpuslice.devices.availability import OK, Availability, closed
 from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError
 from gpuslice.units import GIB, MemoryUnit
@@ -50,7 +51,7 @@ class Apart(StrEnum):
 class Gpu:
     """One GPU, MIG device, or replica. `memory_mib` is what containers can hold, of a replica its even part.
 
-    `reason` says why it is unhealthy. `resource` is the extended resource that counts it as a whole.
+    `resource` is the extended resource that counts it as a whole.
     `parent`: the UUID of the GPU that it is a part of, "" if it is none. `shareable`: shares of its memory
     can be given out. `apart` and `packed` are about replicas: `packed` ones are preferred on devices of which
     the most are given out already, others where the fewest are. `numa_node` is the one that it is near to.
@@ -60,8 +61,7 @@ class Gpu:
     uuid: str
     model: str
     memory_mib: int
-    healthy: bool = True
-    reason: str = ""
+    availability: Availability = OK
     resource: str = names.WHOLE_GPU
     parent: str = ""
     shareable: bool = True
@@ -74,6 +74,15 @@ class Gpu:
     def device(self) -> str:
         """The UUID of what a container sees: of a replica the device that it is one of."""
         return device_of(self.uuid)
+
+    @property
+    def available(self) -> bool:
+        """True if it is given to containers."""
+        return self.availability.ok
+
+    def closed(self, reason: str) -> Gpu:
+        """The same one, given to nobody for this reason if there is no other."""
+        return replace(self, availability=closed(reason)) if self.available else self
 
     @property
     def physical(self) -> str:

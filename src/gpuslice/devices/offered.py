@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from gpuslice.devices.announced import Announced, GpuDevice, announce
+from gpuslice.devices.availability import of_health
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import Apart, Gpu
 from gpuslice.devices.sharing import UNSHARED, AllocationPolicy, MigStrategy, Sharing
@@ -72,8 +73,7 @@ def _part(index: int, resource: str, one: Announced, times: int) -> Gpu:
         one.id,
         f"{gpu.name} MIG {mig.profile}" if mig else gpu.name,
         ((mig.memory_mib or 0) if mig else gpu.usable_mib) // times,
-        one.device.healthy,
-        one.device.reason,
+        of_health(one.device.healthy, one.device.reason),
         resource,
         parent=gpu.uuid,
         shareable=False,

@@ -138,12 +138,12 @@ class LocalCluster:
     def _offers(self, node: NodePlan) -> bool:
         view = self.cluster.snapshot(node.name)
         # A GPU that is lost or sick by its description never comes.
-        sick = {gpu.uuid for gpu in node.gpus.gpus if not gpu.healthy}
-        healthy = [gpu for gpu in self.offered[node.name].gpus if gpu.healthy and gpu.physical not in sick]
-        units = sum(map(self.offered[node.name].units_of, healthy))
-        return (
-            view is not None and view.allocatable_units >= units and view.allocatable_devices >= len(healthy)
-        )
+        sick = {gpu.uuid for gpu in node.gpus.gpus if not gpu.available}
+        gpus = self.offered[node.name]
+        available = [gpu for gpu in gpus.gpus if gpu.available and gpu.physical not in sick]
+        units = sum(map(gpus.units_of, available))
+        count = len(available)
+        return view is not None and view.allocatable_units >= units and view.allocatable_devices >= count
 
 
 @asynccontextmanager

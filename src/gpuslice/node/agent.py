@@ -240,7 +240,7 @@ class Agent:
 
         def close(uuids: Collection[str]) -> bool:
             tools.backend.close(uuids)
-            return not any(gpu.healthy and gpu.device in uuids for gpu in ledger.gpus.gpus)
+            return not any(gpu.available and gpu.device in uuids for gpu in ledger.gpus.gpus)
 
         return MigManager(
             self._client,

@@ -13,7 +13,7 @@ class DeviceBackend(Protocol):
     """The GPUs of this node, now and whenever they change."""
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """What is known at the moment. Sick GPUs are included: `healthy` is false and `reason` says why."""
+        """What is known at the moment. Those that are given to nobody are included."""
 
     def plain(self) -> tuple[Gpu, ...]:
         """The same devices as they would be if none were shared, by memory or by replicas."""

@@ -7,8 +7,10 @@ more, goes where the placement engine puts it, beside what other pods were promi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from gpuslice import names
+from gpuslice.devices.availability import closed
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import Apart, NodeGpus
 from gpuslice.devices.preferred import nearest
@@ -22,14 +24,16 @@ from gpuslice.placement.verdict import Verdict
 from gpuslice.placement.whole import pick
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 
+_NOT_OFFERED: Final = closed("the kubelet does not offer it")
+
 Free = Mapping[str, Sequence[str]]
 """Ids that may be given out, by the UUID of their GPU."""
 
 
 def free_ids(ids: DeviceIds, resource: str, offered: Collection[str], held: Iterable[Held]) -> Free:
-    """The ids that the kubelet offers and that really are free, on healthy GPUs in the right mode."""
+    """The ids that the kubelet offers and that really are free, on available GPUs in the right mode."""
     taken: set[str] = set()
-    closed: set[str] = {gpu.uuid for gpu in ids.gpus.gpus if not gpu.healthy}
+    closed: set[str] = {gpu.uuid for gpu in ids.gpus.gpus if not gpu.available}
     for holding in held:
         if holding.resource == resource:
             taken |= holding.ids
@@ -51,11 +55,9 @@ def beside(
 ) -> tuple[str, ...] | Refusal:
     """Ids for a container that must include those its pod's init containers leave to it (`kept`)."""
     where = ids.per_gpu(resource, kept)
-    sick = [gpu for uuid in where if (gpu := ids.gpus.find(uuid)) is not None and not gpu.healthy]
-    if sick:
-        return Refusal(
-            f"GPU {sick[0].index}, which the pod's init container used, is unhealthy: {sick[0].reason}"
-        )
+    shut = [gpu for uuid in where if (gpu := ids.gpus.find(uuid)) is not None and not gpu.available]
+    if shut:
+        return Refusal(f"GPU {shut[0].index}, which the pod's init container used, is {shut[0].availability}")
     missing = size - len(kept)
     if resource != names.GPU_MEM:
         spare = _more(ids.gpus, resource, free, kept, missing, pods, held, machine)
@@ -170,7 +172,7 @@ def _safe_for_all(
     rooms = _rooms(gpus, names.GPU_MEM, free, pods, held, "")
     planned = [uuid for wish in wishes for uuid in wish.planned]
     rest = [room.uuid for room in sorted(rooms, key=lambda room: (room.free_mib, room.index))]
-    left = {room.uuid: room.free_mib for room in rooms if room.healthy}
+    left = {room.uuid: room.free_mib for room in rooms if room.available}
     for uuid in dict.fromkeys(planned + rest):
         taken = _take(free, (uuid,), size)
         if taken is not None and all(
@@ -275,7 +277,7 @@ def _rooms(
                 gpu.memory_mib,
                 int(gpu.uuid in busy),
                 # What the kubelet does not offer is no choice, however little it is.
-                gpu.healthy and (resource == names.GPU_MEM or spare > 0 or gpu.uuid in busy),
+                gpu.availability if resource == names.GPU_MEM or spare or gpu.uuid in busy else _NOT_OFFERED,
                 gpu.resource,
                 gpu.parent,
                 gpu.shareable,
@@ -300,7 +302,7 @@ def _why_not(gpus: NodeGpus, resource: str, free: Free, size: int, wishes: Seque
             )
         return Refusal(
             f"the container asks for {_say(gpus, resource, size)}, but {len(free)} of this node's "
-            f"{of_kind} are healthy, free of shares and not promised to other pods"
+            f"{of_kind} are available, free of shares and not promised to other pods"
         )
     each = size // across
     most = max((len(mine) for mine in free.values()), default=0)

@@ -82,12 +82,12 @@ class DeviceIds:
         size = message_size(self.gpus) if resource == names.GPU_MEM else 0
         listed: list[tuple[str, bool]] = []
         for gpu in self.gpus.gpus:
-            if not gpu.healthy:
+            if not gpu.available:
                 size += (_UNHEALTHY - _HEALTHY) * self.gpus.units_of(gpu)
                 if size > MESSAGE_LIMIT:
                     size -= _gpu_size(self.gpus.units_of(gpu), _UNHEALTHY)
                     continue
-            listed.extend((device_id, gpu.healthy) for device_id in self.of(resource, gpu))
+            listed.extend((device_id, gpu.available) for device_id in self.of(resource, gpu))
         return listed
 
 

@@ -12,7 +12,7 @@ LABELS = ("gpu", "uuid", "model")
 
 
 def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) -> bytes:
-    """The text that /metrics answers: four gauges per GPU, and how many API objects could not be read."""
+    """The text that /metrics answers: five gauges per GPU, and how many API objects could not be read."""
     # Not before somebody asks: an agent that starts is waited for.
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -22,7 +22,13 @@ def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) 
         "gpuslice_gpu_memory_allocated_mib", "Memory given to containers, MiB.", LABELS, registry=registry
     )
     containers = Gauge("gpuslice_gpu_containers", "Containers on the GPU.", LABELS, registry=registry)
-    healthy = Gauge("gpuslice_gpu_healthy", "1 if the GPU can be given out.", LABELS, registry=registry)
+    healthy = Gauge("gpuslice_gpu_healthy", "0 if the GPU is sick.", LABELS, registry=registry)
+    closed = Gauge(
+        "gpuslice_gpu_closed",
+        "1 if nobody gets the GPU though it is well: it is being cut, or changes its use.",
+        LABELS,
+        registry=registry,
+    )
     broken = Gauge(
         "gpuslice_unreadable_objects", "API objects that could not be read.", ["kind"], registry=registry
     )
@@ -35,7 +41,8 @@ def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) 
         memory.labels(*labels).set(gpu.memory_mib)
         given.labels(*labels).set(sum(_mib(gpus, holding, gpu.uuid) for holding in on_it))
         containers.labels(*labels).set(len(on_it))
-        healthy.labels(*labels).set(gpu.healthy)
+        healthy.labels(*labels).set(not gpu.availability.sick)
+        closed.labels(*labels).set(gpu.availability.closed)
     return generate_latest(registry)
 
 

@@ -349,11 +349,10 @@ class Ledger:
         """Why one of these GPUs must not give out anything of this resource."""
         for uuid in gpus:
             gpu = self.gpus.find(uuid)
-            if gpu is None or not gpu.healthy:
-                index, reason = (gpu.index, gpu.reason) if gpu else ("?", "")
-                return Refusal(
-                    f"GPU {index} is unhealthy{f' ({reason})' if reason else ''} and gets no container"
-                )
+            if gpu is None:
+                return Refusal(f"GPU {uuid} is not there any more and gets no container")
+            if not gpu.available:
+                return Refusal(f"GPU {gpu.index} gets no container; it is {gpu.availability}")
             if any(
                 uuid in h.gpus and h.resource != resource and not is_over(h, pods) for h in self._book.held()
             ):

@@ -259,7 +259,7 @@ _NOTHING_ON_DEMAND: Final[Mapping[str, None]] = {names.MIG_CUTS: None, names.MIG
 
 
 def _is_offered(gpu: Gpu, resource: str) -> bool:
-    return gpu.healthy and gpu.resource == resource
+    return gpu.available and gpu.resource == resource
 
 
 def _going(plan: GpuPlan) -> frozenset[str]:

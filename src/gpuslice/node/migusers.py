@@ -19,7 +19,7 @@ SOMEBODY = "a container"
 
 
 def users(held: Iterable[Held], pods: Mapping[str, NodePod], gpus: Iterable[Gpu]) -> dict[str, str]:
-    """UUID -> namespace/name. `gpus`: those that have to go are unhealthy, so that nobody new gets them."""
+    """UUID -> namespace/name. `gpus`: those that have to go are closed, so that nobody new gets them."""
     held, gpus = tuple(held), tuple(gpus)
     found: dict[str, str] = {}
     owned: set[Owner] = set()
@@ -44,8 +44,8 @@ def users(held: Iterable[Held], pods: Mapping[str, NodePod], gpus: Iterable[Gpu]
                 unplanned.setdefault(names.GPU_MEM, []).append(pod.key)
     for resource, keys in unplanned.items():
         suitable = [gpu for gpu in gpus if _counts(gpu, resource) and gpu.device not in found]
-        if len(keys) > sum(gpu.healthy for gpu in suitable):
-            found |= {gpu.device: keys[-1] for gpu in suitable if not gpu.healthy}
+        if len(keys) > sum(gpu.available for gpu in suitable):
+            found |= {gpu.device: keys[-1] for gpu in suitable if not gpu.available}
     return found
 
 

@@ -18,7 +18,7 @@ from gpuslice.devices.sharing import device_of
 from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.holdings import Held
 
-CHANGING: Final = "it is used in another way until nothing of it is in use"
+CHANGING: Final = "it changes its use as soon as nobody holds it"
 
 
 def settle(wanted: NodeGpus, plain: Sequence[Gpu], known: NodeGpus, held: Iterable[Held]) -> NodeGpus:
@@ -38,8 +38,8 @@ def settle(wanted: NodeGpus, plain: Sequence[Gpu], known: NodeGpus, held: Iterab
     if not kept:
         return wanted
     changing = {device_of(uuid) for uuid in kept}
-    gpus = [_closed(gpu) if gpu.device in changing else gpu for gpu in wanted.gpus]
-    former = [_closed(gpu) for uuid, gpu in kept.items() if wanted.find(uuid) is None]
+    gpus = [gpu.closed(CHANGING) if gpu.device in changing else gpu for gpu in wanted.gpus]
+    former = [gpu.closed(CHANGING) for uuid, gpu in kept.items() if wanted.find(uuid) is None]
     return NodeGpus((*gpus, *_numbered(former[: MAX_GPUS - len(gpus)], gpus)), wanted.unit)
 
 
@@ -61,10 +61,6 @@ def _replica(uuid: str, device: Gpu) -> Gpu:
     if uuid == device.uuid:
         return device
     return replace(device, uuid=uuid, parent=device.physical, shareable=False)
-
-
-def _closed(gpu: Gpu) -> Gpu:
-    return replace(gpu, healthy=False, reason=CHANGING) if gpu.healthy else gpu
 
 
 def _numbered(former: Sequence[Gpu], gpus: Sequence[Gpu]) -> list[Gpu]:

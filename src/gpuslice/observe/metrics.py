@@ -34,7 +34,10 @@ class Metrics:
         )
 
         self.gpus = self._gauge("gpuslice_cluster_gpus", "GPUs in the cluster.")
-        self.unhealthy_gpus = self._gauge("gpuslice_cluster_gpus_unhealthy", "GPUs that get no new pod.")
+        self.unhealthy_gpus = self._gauge("gpuslice_cluster_gpus_unhealthy", "GPUs that are unhealthy.")
+        self.closed_gpus = self._gauge(
+            "gpuslice_cluster_gpus_closed", "Healthy GPUs that nobody gets: being cut, or changing their use."
+        )
         self.memory_mib = self._gauge("gpuslice_cluster_gpu_memory_mib", "GPU memory in the cluster, MiB.")
         self.allocated_mib = self._gauge(
             "gpuslice_cluster_gpu_memory_allocated_mib", "GPU memory that pods hold, MiB."
@@ -42,7 +45,14 @@ class Metrics:
         self.unknown_pods = self._gauge(
             "gpuslice_cluster_pods_without_known_gpu", "Pods on a node whose GPU nobody recorded."
         )
-        self.sums = (self.gpus, self.unhealthy_gpus, self.memory_mib, self.allocated_mib, self.unknown_pods)
+        self.sums = (
+            self.gpus,
+            self.unhealthy_gpus,
+            self.closed_gpus,
+            self.memory_mib,
+            self.allocated_mib,
+            self.unknown_pods,
+        )
 
         self.unreadable = Gauge(
             "gpuslice_unreadable_objects",

@@ -44,6 +44,7 @@ CODES: tuple[Code, ...] = (
     Code.SAME_DEVICE,
     Code.INSUFFICIENT_GPUS,
     Code.INSUFFICIENT,
+    Code.CLOSED,
     Code.UNHEALTHY,
     Code.UNDECIDED,
     Code.NEEDS_AGENT,
@@ -122,7 +123,8 @@ class Fleet:
         self._lone[row] = any(gpu.lone for gpu in gpus.gpus)
         count = len(gpus.gpus)
         self._total[:count, row] = [gpu.memory_mib for gpu in gpus.gpus]
-        self._healthy[:count, row] = [gpu.healthy for gpu in gpus.gpus]
+        self._available[:count, row] = [gpu.available for gpu in gpus.gpus]
+        self._well[:count, row] = [not gpu.availability.sick for gpu in gpus.gpus]
         self._present[:count, row] = True
         self._kind[:count, row] = [self._kinds[gpu.resource] for gpu in gpus.gpus]
         self._shareable[:count, row] = [gpu.shareable for gpu in gpus.gpus]
@@ -162,7 +164,7 @@ class Fleet:
                 int(self._free[slot, row]),
                 int(self._total[slot, row]),
                 int(self._holders[slot, row]),
-                bool(self._healthy[slot, row]),
+                gpu.availability,
                 gpu.resource,
                 gpu.parent,
                 gpu.shareable,
@@ -218,9 +220,10 @@ class Fleet:
         codes[NO_NODE] = _NUMBER[Code.NODE_NOT_FOUND]
         refuse((self._offers[:end] <= 0) if units else (self._gpu_count[:end] == 0), Code.NOT_GPU_NODE)
         for resource, count in whole.items():
-            untouched, untouched_any = self._free_devices(resource, slice(0, end))
-            refuse((untouched < count) & (untouched_any >= count), Code.UNHEALTHY)
-            refuse(untouched < count, lacking(resource))
+            available, well, anyhow = (n >= count for n in self._free_devices(resource, slice(0, end)))
+            refuse(~available & well, Code.CLOSED)
+            refuse(~available & anyhow, Code.UNHEALTHY)
+            refuse(~available, lacking(resource))
         if any(container.whole > 1 for container in request.containers):
             self._settle_apart(request, codes)
         if units:
@@ -280,7 +283,7 @@ class Fleet:
         self, request: PodRequest, rows: Rows, policy: Policy, slots: int
     ) -> npt.NDArray[np.int64]:
         devices = request.devices
-        usable = self._healthy[:slots, rows]
+        usable = self._available[:slots, rows]
         if devices:
             # Beside its like: whole GPUs among GPUs, devices of a profile among those of that profile.
             kinds = [self._kinds.get(resource, -1) for resource in devices]
@@ -313,13 +316,14 @@ class Fleet:
 
     # --- inside -----------------------------------------------------------------------------------
     def _free_devices(self, resource: str, rows: Rows | slice) -> tuple[npt.NDArray[np.int32], ...]:
-        """How many devices of a resource could be given away whole: healthy ones, any."""
+        """How many devices of a resource nobody uses: available ones, those that are not sick, any."""
         if resource == names.WHOLE_GPU:
-            return self._untouched[rows], self._untouched_any[rows]
+            return self._untouched[rows], self._untouched_well[rows], self._untouched_any[rows]
         like = self._kind[:, rows] == self._kinds.get(resource, -1)
         free = like & self._present[:, rows] & (self._holders[:, rows] == 0)
         free &= self._free[:, rows] >= self._total[:, rows]
-        return (free & self._healthy[:, rows]).sum(axis=0, dtype=np.int32), free.sum(axis=0, dtype=np.int32)
+        states = (free & self._available[:, rows], free & self._well[:, rows], free)
+        return tuple(state.sum(axis=0, dtype=np.int32) for state in states)
 
     def _refuse_shares(self, request: PodRequest, refuse: Refuse, end: int) -> None:
         """Shares: sufficient and necessary for one leg, only necessary otherwise."""
@@ -329,11 +333,11 @@ class Fleet:
             largest = request.units
         if across > 1:
             with_room = self._free[:, :end] // self._unit[:end] >= largest
-            with_room &= self._healthy[:, :end] & self._shareable[:, :end]
+            with_room &= self._available[:, :end] & self._shareable[:, :end]
             refuse(with_room.sum(axis=0) < across, Code.INSUFFICIENT_GPUS)
         fits = self._max_units[:end] >= largest
-        sick = ~fits & (self._max_units_any[:end] >= largest)
-        refuse(sick, Code.UNHEALTHY)
+        refuse(~fits & (self._max_units_well[:end] >= largest), Code.CLOSED)
+        refuse(~fits & (self._max_units_any[:end] >= largest), Code.UNHEALTHY)
         refuse(~fits, Code.INSUFFICIENT)
 
     def _settle_apart(self, request: PodRequest, codes: Codes) -> None:
@@ -363,7 +367,7 @@ class Fleet:
             if _one_leg(request):
                 legs = together
             for some, slots in ((rows[mine & few], FEW), (rows[mine & ~few], self._slots)):
-                usable = self._healthy[:slots, some] & self._shareable[:slots, some]
+                usable = self._available[:slots, some] & self._shareable[:slots, some]
                 free = np.where(usable, self._free[:slots, some], np.int32(-1))
                 known = self._take_whole(request, some, free)
                 lone = self._lone[some]
@@ -388,7 +392,7 @@ class Fleet:
             return np.zeros(len(rows), np.bool_)
         slots = len(free)
         plain = self._plain[rows]
-        untouched = self._present[:slots, rows] & self._healthy[:slots, rows] & plain
+        untouched = self._present[:slots, rows] & self._available[:slots, rows] & plain
         untouched &= (self._holders[:slots, rows] == 0) & (
             self._free[:slots, rows] >= self._total[:slots, rows]
         )
@@ -411,7 +415,8 @@ class Fleet:
             self._free,
             self._total,
             self._holders,
-            self._healthy,
+            self._available,
+            self._well,
             self._kind,
             self._shareable,
             self._apart,
@@ -437,13 +442,15 @@ class Fleet:
     def _summarise(self, row: int) -> None:
         self._free[:, row] = np.maximum(self._total[:, row] - self._used[:, row], _LEAST)
         free, total = self._free[:, row], self._total[:, row]
-        healthy, present = self._healthy[:, row], self._present[:, row]
+        available, well, present = self._available[:, row], self._well[:, row], self._present[:, row]
         unit, shareable = max(int(self._unit[row]), 1), self._shareable[:, row]
-        self._max_units[row] = max(int(free[healthy & shareable].max(initial=-1)) // unit, -1)
+        self._max_units[row] = max(int(free[available & shareable].max(initial=-1)) // unit, -1)
+        self._max_units_well[row] = max(int(free[well & shareable].max(initial=-1)) // unit, -1)
         self._max_units_any[row] = max(int(free[shareable].max(initial=-1)) // unit, -1)
         self._offers[row] = int((total[shareable] // unit).sum()) if shareable.any() else 0
         untouched = present & (self._kind[:, row] == 0) & (self._holders[:, row] == 0) & (free >= total)
-        self._untouched[row] = int((untouched & healthy).sum())
+        self._untouched[row] = int((untouched & available).sum())
+        self._untouched_well[row] = int((untouched & well).sum())
         self._untouched_any[row] = int(untouched.sum())
         self._gpu_count[row] = int(present.sum())
         self._minds[row] = bool(self._apart[:, row].any())
@@ -455,7 +462,8 @@ class Fleet:
             self._used,
             self._free,
             self._holders,
-            self._healthy,
+            self._available,
+            self._well,
             self._present,
             self._kind,
             self._shareable,
@@ -474,7 +482,9 @@ class Fleet:
         self._used: npt.NDArray[np.int64] = np.zeros((slots, rows), np.int64)
         self._free: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
         self._holders: npt.NDArray[np.int32] = np.zeros((slots, rows), np.int32)
-        self._healthy: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
+        self._available: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
+        # Available or closed: not sick.
+        self._well: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
         self._present: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
         self._shareable: npt.NDArray[np.bool_] = np.zeros((slots, rows), np.bool_)
         self._kind: npt.NDArray[np.int16] = np.zeros((slots, rows), np.int16)
@@ -486,13 +496,15 @@ class Fleet:
         self._whole_left: npt.NDArray[np.int64] = np.zeros((2 * len(self._kinds), rows), np.int64)
         # True where all shares of a pod must be on one GPU.
         self._lone: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
-        # Summaries over the GPUs of a node: the largest room in units (of healthy ones, of any), the units
-        # that the node has in all, the number of GPUs that could be given away whole (healthy ones, any), the
-        # number of GPUs.
+        # Summaries over the GPUs of a node: the largest room in units (of those that are available, of those
+        # that are well, of any), the units that the node has in all, the number of GPUs that nobody uses (of
+        # the same three), the number of GPUs.
         self._max_units: npt.NDArray[np.int32] = np.full(rows, -1, np.int32)
+        self._max_units_well: npt.NDArray[np.int32] = np.full(rows, -1, np.int32)
         self._max_units_any: npt.NDArray[np.int32] = np.full(rows, -1, np.int32)
         self._offers: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
         self._untouched: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        self._untouched_well: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
         self._untouched_any: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
         self._gpu_count: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
         # True where there are only GPUs, whose memory can be shared.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Leg, Steps, divide
-from gpuslice.placement.verdict import Code, Verdict, refusal
+from gpuslice.placement.verdict import Code, Verdict, refusal, unavailable
 from gpuslice.placement.whole import whole_devices, why_not_whole
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
@@ -47,7 +47,7 @@ def place(
         return whole
     grants = list(whole)
     taken = {grant.gpu for grant in grants}
-    left = [room for room in rooms if room.healthy and room.shareable and room.uuid not in taken]
+    left = [room for room in rooms if room.available and room.shareable and room.uuid not in taken]
     code = Code.INSUFFICIENT
     lone = any(room.lone for room in left)
     for parties in _plans(request, unit):
@@ -114,11 +114,12 @@ def _why_not(request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], no
         largest = unit.to_mib(request.units)
     across = max(c.across for c in shares)
     rooms = [room for room in rooms if room.shareable]
-    best = max((room.free_mib for room in rooms if room.healthy), default=0)
+    best = max((room.free_mib for room in rooms if room.available), default=0)
     numbers = {"wanted_mib": largest, "largest_free_mib": best}
-    with_room = sum(1 for room in rooms if room.healthy and room.free_mib >= largest)
+    with_room = sum(1 for room in rooms if room.available and room.free_mib >= largest)
     if with_room < across and across > 1:
         return refusal(Code.INSUFFICIENT_GPUS, node, wanted_gpus=across, gpus_with_room=with_room, **numbers)
-    if best < largest and any(room.free_mib >= largest for room in rooms):
-        return refusal(Code.UNHEALTHY, node, **numbers)
+    others = [room for room in rooms if room.free_mib >= largest]
+    if best < largest and others:
+        return refusal(unavailable(not all(room.availability.sick for room in others)), node, **numbers)
     return refusal(Code.INSUFFICIENT, node, **numbers)

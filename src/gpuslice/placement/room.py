@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuslice import names
+from gpuslice.devices.availability import OK, Availability
 from gpuslice.devices.inventory import Apart
 from gpuslice.devices.sharing import device_of
 
@@ -22,7 +23,7 @@ class GpuRoom:
     free_mib: int
     total_mib: int
     holders: int = 0
-    healthy: bool = True
+    availability: Availability = OK
     resource: str = names.WHOLE_GPU
     parent: str = ""
     shareable: bool = True
@@ -38,7 +39,12 @@ class GpuRoom:
     @property
     def untouched(self) -> bool:
         """True if the GPU could be given away whole."""
-        return self.healthy and self.free
+        return self.available and self.free
+
+    @property
+    def available(self) -> bool:
+        """True if it is given to containers."""
+        return self.availability.ok
 
     @property
     def device(self) -> str:

@@ -26,6 +26,7 @@ class Code(StrEnum):
     NO_REPLICA = "no_free_replica"
     SAME_DEVICE = "replicas_of_too_few_devices"
     NODE_FULL = "node_allocatable_exhausted"
+    CLOSED = "gpu_closed"
     UNHEALTHY = "gpu_unhealthy"
     UNDECIDED = "too_many_ways_to_divide"
     NEEDS_AGENT = "several_gpus_need_the_agent"
@@ -68,6 +69,7 @@ _TEXTS: Mapping[Code, str] = {
     Code.NO_REPLICA: "Insufficient free replicas of GPUs",
     Code.SAME_DEVICE: "Insufficient free replicas of as many different GPUs as a container asks for",
     Code.NODE_FULL: "the device plugin of the node offers no more of the GPU resource",
+    Code.CLOSED: "the GPUs with enough memory are closed while they are cut or change their use",
     Code.UNHEALTHY: "the GPUs with enough memory are unhealthy",
     Code.NEEDS_AGENT: (
         "Insufficient GPU Memory in one device for all containers of the pod; with gpuslice's agent on the "
@@ -78,6 +80,11 @@ _TEXTS: Mapping[Code, str] = {
         "ask for fewer different sizes"
     ),
 }
+
+
+def unavailable(closed: bool) -> Code:
+    """The code of devices that would do and are given to nobody: for a time, or because they are sick."""
+    return Code.CLOSED if closed else Code.UNHEALTHY
 
 
 def refusal(code: Code, node: str, **numbers: int) -> Verdict:

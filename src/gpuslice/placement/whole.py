@@ -13,7 +13,7 @@ from gpuslice import names
 from gpuslice.devices.inventory import Apart
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
-from gpuslice.placement.verdict import Code, Verdict, refusal
+from gpuslice.placement.verdict import Code, Verdict, refusal, unavailable
 from gpuslice.requests.allocation import Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 
@@ -57,18 +57,25 @@ def why_not_whole(request: PodRequest, rooms: Sequence[GpuRoom], *, node: str = 
         untouched = sum(room.untouched for room in offered)
         if untouched < wanted:
             numbers = {"wanted": wanted, "free": untouched}
-            sick = sum(room.free for room in offered) >= wanted
-            return refusal(Code.UNHEALTHY if sick else lacking(resource), node, **numbers)
+            code = lacking(resource)
+            free = [room for room in offered if room.free]
+            if len(free) >= wanted:
+                code = unavailable(sum(not room.availability.sick for room in free) >= wanted)
+            return refusal(code, node, **numbers)
     for resource in request.devices:
         asking = [container for container in request.containers if container.resource == resource]
         offered = [room for room in rooms if room.resource == resource]
         if not _possible(0, (), [room for room in offered if room.untouched], asking, alone=True):
-            sick = _possible(0, (), [room for room in offered if room.free], asking, alone=True)
+            code = Code.SAME_DEVICE
+            free = [room for room in offered if room.free]
+            if _possible(0, (), free, asking, alone=True):
+                well = [room for room in free if not room.availability.sick]
+                code = unavailable(_possible(0, (), well, asking, alone=True))
             numbers = {
                 "wanted": max(container.whole for container in asking),
                 "free": len({_group(room) for room in offered if room.untouched}),
             }
-            return refusal(Code.UNHEALTHY if sick else Code.SAME_DEVICE, node, **numbers)
+            return refusal(code, node, **numbers)
     return None
 
 

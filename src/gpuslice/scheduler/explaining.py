@@ -21,7 +21,7 @@ from gpuslice.placement.migdemand import plan_demand
 from gpuslice.placement.node import place
 from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
-from gpuslice.placement.verdict import Code, Verdict
+from gpuslice.placement.verdict import Code, Verdict, unavailable
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest
 from gpuslice.scheduler.migview import demand_gpus, profiles_of
@@ -186,7 +186,7 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
     if record.request.whole:
         return "the smallest that nobody used"
     chosen = [room for room in rooms if room.uuid in choice.gpus]
-    fitting = [room for room in rooms if room.healthy and room.free_mib >= min(mine.values())]
+    fitting = [room for room in rooms if room.available and room.free_mib >= min(mine.values())]
     if len(fitting) == len(chosen):
         return "no other GPU of the node has the room"
     free = ", ".join(f"{_size(room.free_mib, gpus.unit)} free on GPU{room.index}" for room in chosen)
@@ -293,9 +293,10 @@ def _gpu_verdict(
         )
     if room.uuid in favourites:
         return GpuVerdict(gpu, room.free_mib, True, Code.FITS, f"takes a part, {free}: chosen with others")
-    if not room.healthy:
-        why = f"unhealthy{f' ({gpu.reason})' if gpu.reason else ''}"
-        return GpuVerdict(gpu, room.free_mib, False, Code.UNHEALTHY, why)
+    if not room.available:
+        return GpuVerdict(
+            gpu, room.free_mib, False, unavailable(room.availability.closed), str(room.availability)
+        )
     if room.untouched and (wanted := request.devices.get(room.resource, 0)) > 1:
         return GpuVerdict(gpu, room.free_mib, False, alone.code, f"free, one of {wanted} that are needed")
     if request.whole and room.holders:

@@ -47,14 +47,14 @@ def demand_gpus(
     wanted = {} if alone else decode_wanted(node.annotations)
     by_uuid = {room.uuid: room for room in rooms}
     used = {device_of(uuid) for uuid, room in by_uuid.items() if not room.free}
-    sick = {device_of(uuid) for uuid, room in by_uuid.items() if not room.healthy}
+    shut = {device_of(uuid) for uuid, room in by_uuid.items() if not room.available}
     found = []
     for cut in cuts:
         now = cut.marked(used)
         long = frozenset(idle_long(cut, used))
         aim, enabled = _aim(cut, now, wanted)
         whole = by_uuid.get(cut.uuid)
-        layout = _without(aim, cut, sick)
+        layout = _without(aim, cut, shut)
         found.append(
             DemandGpu(
                 node.name,
@@ -82,14 +82,14 @@ def _aim(cut: CutGpu, now: MigLayout, wanted: Mapping[str, Target]) -> tuple[Mig
     return (now, cut.enabled) if isinstance(plan, Verdict) else (plan.after, target is not None)
 
 
-def _without(layout: MigLayout, cut: CutGpu, sick: Collection[str]) -> MigLayout:
+def _without(layout: MigLayout, cut: CutGpu, shut: Collection[str]) -> MigLayout:
     """The layout with devices that are given to nobody marked as in use: they serve no pod, and stay."""
     instances = []
     for gi in layout.instances:
         there = cut.layout.at(gi.start)
         if there is not None and there.profile == gi.profile:
             parts = (
-                replace(ci, in_use=ci.in_use or cut.devices.get((gi.start, ci.id), "") in sick)
+                replace(ci, in_use=ci.in_use or cut.devices.get((gi.start, ci.id), "") in shut)
                 for ci in gi.compute
             )
             gi = replace(gi, compute=tuple(parts))

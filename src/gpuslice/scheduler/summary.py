@@ -32,15 +32,17 @@ async def summed_up(cluster: Cluster, metrics: Metrics) -> bytes:
         for gauge in metrics.sums:
             gauge.set(math.nan)
         return metrics.render()
-    gpus = unhealthy = total = used = unknown = 0
+    gpus = unhealthy = closed = total = used = unknown = 0
     async for view in views(cluster):
         gpus += len(view.gpus)
-        unhealthy += sum(not gpu.healthy for gpu in view.gpus)
+        unhealthy += sum(gpu.availability.sick for gpu in view.gpus)
+        closed += sum(gpu.availability.closed for gpu in view.gpus)
         total += sum(gpu.total_mib for gpu in view.gpus)
         used += sum(gpu.used_mib for gpu in view.gpus)
         unknown += len(view.pending)
     metrics.gpus.set(gpus)
     metrics.unhealthy_gpus.set(unhealthy)
+    metrics.closed_gpus.set(closed)
     metrics.memory_mib.set(total)
     metrics.allocated_mib.set(used)
     metrics.unknown_pods.set(unknown)

@@ -54,7 +54,7 @@ def test_an_unhealthy_gpu_says_why() -> None:
     explanation = explained("p", node("a", 15360, unhealthy=(0,)), pod("p", 6))
     (verdict,) = explanation.nodes
     assert not verdict.ok
-    assert verdict.gpus[0].sentence == "unhealthy (ECC error)"
+    assert verdict.gpus[0].sentence == "unhealthy: ECC error"
 
 
 def test_a_request_that_cannot_be_read_is_quoted() -> None:

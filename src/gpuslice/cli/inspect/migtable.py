@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gpuslice.cli.tabwriter import align
@@ -24,8 +25,8 @@ def _counts(view: NodeView) -> list[str]:
             kinds.setdefault((gpu.resource, gpu.model), []).append(gpu)
     lines = []
     for (resource, model), gpus in sorted(kinds.items()):
-        sick = sum(not gpu.healthy for gpu in gpus)
-        note = f", {sick} unhealthy" if sick else ""
+        states = Counter(gpu.availability.state for gpu in gpus if not gpu.availability.ok)
+        note = "".join(f", {count} {state}" for state, count in sorted(states.items()))
         lines.append(f"{view.name}\t{resource}\t{model}\t{sum(bool(g.pods) for g in gpus)}/{len(gpus)}{note}")
     return lines
 
@@ -39,6 +40,7 @@ def _devices(view: NodeView) -> list[str]:
 
 
 def _held_by(gpu: GpuView) -> str:
-    if not gpu.healthy:
-        return f"unhealthy: {gpu.reason}" if gpu.reason else "unhealthy"
-    return ", ".join(f"{share.namespace}/{share.name}" for share in gpu.pods) or "-"
+    holders = ", ".join(f"{share.namespace}/{share.name}" for share in gpu.pods)
+    if gpu.availability.ok:
+        return holders or "-"
+    return f"{holders} ({gpu.availability})" if holders else str(gpu.availability)

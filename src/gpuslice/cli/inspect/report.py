@@ -8,6 +8,7 @@ import msgspec
 
 from gpuslice.cli.output import Report
 from gpuslice.cluster.records import NodeView, PodShare
+from gpuslice.devices.availability import State
 
 
 class PodReport(Report, frozen=True):
@@ -19,10 +20,13 @@ class PodReport(Report, frozen=True):
 
 
 class GpuReport(Report, frozen=True):
+    """`availability`: ok, closed or unhealthy, and the `reason`; one that is closed is healthy."""
+
     index: int
     uuid: str
     model: str
     mode: str
+    availability: State
     healthy: bool
     reason: str
     used_mib: int = msgspec.field(name="usedMiB")
@@ -64,8 +68,9 @@ def _node(view: NodeView) -> NodeReport:
             gpu.uuid,
             gpu.model,
             str(gpu.mode),
-            gpu.healthy,
-            gpu.reason,
+            gpu.availability.state,
+            not gpu.availability.sick,
+            gpu.availability.reason,
             gpu.used_mib,
             gpu.total_mib,
             [_pod(share) for share in gpu.pods],

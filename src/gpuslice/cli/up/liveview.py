@@ -67,4 +67,5 @@ def _used(view: NodeView) -> int:
 def _bar(gpu: GpuView) -> str:
     filled = min(BAR, -(-gpu.used_mib * BAR // gpu.total_mib)) if gpu.total_mib else 0
     text = "#" * filled + "." * (BAR - filled)
-    return f"[green]{text}[/]" if gpu.healthy else f"[red]{text}[/]"
+    colour = "yellow" if gpu.availability.closed else "red"
+    return f"[green]{text}[/]" if gpu.availability.ok else f"[{colour}]{text}[/]"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -28,8 +27,6 @@ LOOK_SECONDS: Final = 10.0
 REOPEN_SECONDS: Final = 60.0
 """How often the library is loaded anew while GPUs are missing: it knows those that were there at its start.
 Not more often, since GPUs that nobody uses are shut down in between."""
-CLOSED: Final = "it is to be cut anew"
-"""Why a device is given to nobody although nothing ails it."""
 WAIT_SECONDS: Final = 0.5
 """How long one question for events may hold a thread: ending the agent waits for it."""
 
@@ -106,7 +103,8 @@ class DiscoveredGpus:
         self._shut = ""
         self._machine = Machine()
         self._closed: frozenset[str] = frozenset()
-        self._offered: tuple[Gpu, ...] = ()
+        self._announced: tuple[Gpu, ...] = ()
+        """The devices as the driver has them; of these some are closed."""
         self._refused = ""
         self._policy = policy
         self._clock = clock
@@ -121,13 +119,13 @@ class DiscoveredGpus:
         """Held from a look until its answer is taken in, and while GPUs are cut: answers come in order."""
 
     def gpus(self) -> tuple[Gpu, ...]:
-        return self._offered
+        return tuple(self._closing(gpu) for gpu in self._announced)
 
     def plain(self) -> tuple[Gpu, ...]:
         """The same devices as they would be if none were shared."""
         with suppress(InputError):
             return offered(self._found, self._strategy)
-        return self._offered
+        return self.gpus()
 
     def found(self) -> Found:
         """The machine with all that is known of it, MIG devices among it."""
@@ -155,7 +153,7 @@ class DiscoveredGpus:
 
         Asks the driver: somebody else may have cut a GPU since the last look, which is then done anew.
         """
-        if gone := set(uuids) - {gpu.device for gpu in self._offered}:
+        if gone := set(uuids) - {gpu.device for gpu in self._announced}:
             return f"{' and '.join(sorted(gone))} is not there any more, or is used in another way"
         for gpu in [gpu for gpu in self._found.gpus if _devices(gpu) & set(uuids)]:
             try:
@@ -175,14 +173,12 @@ class DiscoveredGpus:
         """These are to be given to nobody; those of before are open again."""
         if frozenset(uuids) != self._closed:
             self._closed = frozenset(uuids)
-            self._offer()
             self._changed.set()
 
     def shut(self, reason: str) -> None:
         """Nothing is to be given to anybody, for this reason, until `configure` says what is."""
         if reason != self._shut:
             self._shut = reason
-            self._offer()
             self._changed.set()
 
     def check(self, strategy: MigStrategy, sharing: Sharing, policy: AllocationPolicy) -> tuple[str, ...]:
@@ -205,7 +201,7 @@ class DiscoveredGpus:
         before = self._strategy
         self._configured, self._sharing, self._replicas_from, self._shut = strategy, sharing, policy, ""
         if self._strategy is not before:
-            self._offered = ()
+            self._announced = ()
         self._offer()
         self._changed.set()
 
@@ -216,7 +212,7 @@ class DiscoveredGpus:
         """
         before, self._told = self._strategy, strategy
         if self._strategy is not before:
-            self._offered = ()
+            self._announced = ()
             self._offer()
             self._changed.set()
 
@@ -323,25 +319,23 @@ class DiscoveredGpus:
         """
         refused = ""
         try:
-            self._offered = offered(self._found, self._strategy, self._sharing, self._replicas_from)
+            self._announced = offered(self._found, self._strategy, self._sharing, self._replicas_from)
         except InputError as error:
             refused = str(error)
             there = {gpu.uuid for gpu in self._found.gpus}
             there |= {device.uuid for gpu in self._found.gpus for device in gpu.mig_devices}
-            reopened = (
-                replace(g, healthy=True, reason="") if g.reason == CLOSED else g for g in self._offered
-            )
-            self._offered = tuple(gpu for gpu in reopened if gpu.device in there)
-        self._offered = tuple(
-            replace(gpu, healthy=False, reason=CLOSED) if gpu.device in self._closed and gpu.healthy else gpu
-            for gpu in self._offered
-        )
-        if self._shut:
-            self._offered = tuple(replace(gpu, healthy=False, reason=self._shut) for gpu in self._offered)
+            self._announced = tuple(gpu for gpu in self._announced if gpu.device in there)
         if refused and refused != self._refused:
-            left = "only what was there before and still is" if self._offered else "nothing"
+            left = "only what was there before and still is" if self._announced else "nothing"
             _log.warning(f"{left} can be given out", error=refused)
         self._refused = refused
+
+    def _closing(self, gpu: Gpu) -> Gpu:
+        if self._shut:
+            return gpu.closed(self._shut)
+        if gpu.device in self._closed:
+            return gpu.closed("its GPU is cut anew" if gpu.parent else "being cut into MIG devices")
+        return gpu
 
 
 def _devices(gpu: FoundGpu) -> set[str]:
