@@ -21,8 +21,8 @@ from uuid import uuid4
 
 from gpuslice.clock import SystemClock
 from gpuslice.kube.client import Client
-from gpuslice.local.apiserver.app import ApiServer
-from gpuslice.local.apiserver.serve import serving
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.serve import serving
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.names import GPU_MEM, WHOLE_GPU
 from gpuslice.node.kubeletapi import PluginClient

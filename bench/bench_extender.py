@@ -67,8 +67,8 @@ async def serve_api(nodes: int, pods: int, pending: int, kubeconfig: Path) -> No
     """The embedded API server, filled."""
     from gpuslice.kube.client import Client
     from gpuslice.kube.wire import Node, Pod
-    from gpuslice.local.apiserver.app import ApiServer
-    from gpuslice.local.apiserver.serve import serving
+    from gpuslice.local.apiserver.api.app import ApiServer
+    from gpuslice.local.apiserver.api.serve import serving
 
     clock = SystemClock()
     server = ApiServer(clock=clock, new_uid=lambda: str(uuid.uuid4()))

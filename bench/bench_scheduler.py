@@ -20,7 +20,7 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import KubeObject, Node, Pod
-from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.scheduler.service import run_scheduler
 from machine import report
 

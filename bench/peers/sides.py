@@ -17,8 +17,8 @@ from recorder import Recorder
 from gpuslice.clock import SystemClock
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node
-from gpuslice.local.apiserver import ApiServer
-from gpuslice.local.apiserver.serve import serving
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.serve import serving
 
 NODE = "n1"
 START_SECONDS = 60.0

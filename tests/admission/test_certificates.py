@@ -24,7 +24,7 @@ from gpuslice.admission.webhook import WebhookApp
 from gpuslice.clock import SystemClock
 from gpuslice.errors import ApiError, InputError, NotFound
 from gpuslice.kube.client import Client, Response
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.observe.serving import Tls, serving
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuslice.admission.mutate import review
 from gpuslice.admission.visibility import FEATURES, PROTECTED, RULES, EnvFrom, Rules
-from gpuslice.local.apiserver.patches import json_patch
+from gpuslice.local.apiserver.schema.patches import json_patch
 
 Object = dict[str, Any]
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"

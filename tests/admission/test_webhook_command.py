@@ -21,7 +21,7 @@ from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
 from gpuslice.cli.run.webhookserver import Webhook
 from gpuslice.clock import SystemClock
 from gpuslice.kube.client import Client
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.observe.serving import listen
 
 

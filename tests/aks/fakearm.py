@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from gpuslice.clock import SystemClock
-from gpuslice.local.apiserver.certificates import issue
+from gpuslice.local.apiserver.api.certificates import issue
 from gpuslice.observe.serving import Tls, serving
 
 API_VERSION = "2026-08-01"

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from gpuslice.local.apiserver import ApiServer
-from gpuslice.local.apiserver.http import Reply, Request
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.http import Reply, Request
 
 PATCHES = {
     "merge": "application/merge-patch+json",

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from apikit import Api, StillClock, new_ids
 
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 
 
 @pytest.fixture

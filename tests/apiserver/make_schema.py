@@ -1,6 +1,6 @@
-"""Regenerates src/gpuslice/local/apiserver/kubernetes.schema from a real API server and the Kubernetes API module.
+"""Regenerates src/gpuslice/local/apiserver/schema/kubernetes.schema from a real API server and the Kubernetes API module.
 
-    python tests/apiserver/make_schema.py OPENAPI_DIR PROTO_DIR > src/gpuslice/local/apiserver/kubernetes.schema
+    python tests/apiserver/make_schema.py OPENAPI_DIR PROTO_DIR > src/gpuslice/local/apiserver/schema/kubernetes.schema
 
 OPENAPI_DIR holds the answers of /openapi/v3/<group version> of the groups to be served, one file each;
 PROTO_DIR is a folder with the modules k8s.io/api, apimachinery and apiextensions-apiserver of the same version.

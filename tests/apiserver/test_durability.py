@@ -9,7 +9,7 @@ from apikit import PODS, Api, StillClock, new_ids, pod
 from test_kinds import DEFINITIONS, RAYS, definition
 
 from gpuslice.errors import InputError
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 
 
 def started(path: Path, clock: StillClock) -> ApiServer:

@@ -18,8 +18,9 @@ from test_kinds import definition
 
 from gpuslice.clock import SystemClock
 from gpuslice.errors import NotFound, Unavailable
-from gpuslice.local.apiserver import ApiServer, webhookpost
-from gpuslice.local.apiserver.serve import Endpoint, serving
+from gpuslice.local.apiserver.api import webhookpost
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.serve import Endpoint, serving
 from gpuslice.local.streams import LogOptions, Output
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from apikit import PODS, Api, StillClock, deployment, pod
 
-from gpuslice.local.apiserver import cells, printers, workloadcells
-from gpuslice.local.apiserver.kinds import BUILT_IN
-from gpuslice.local.apiserver.schema import of_kind
+from gpuslice.local.apiserver.print import cells, printers, workloadcells
+from gpuslice.local.apiserver.schema.kinds import BUILT_IN
+from gpuslice.local.apiserver.schema.types import of_kind
 from gpuslice.units import canonical_quantity
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"

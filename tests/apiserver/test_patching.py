@@ -10,11 +10,11 @@ from apikit import Api, deployment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.local.apiserver.fieldsets import extract, from_v1, to_v1
-from gpuslice.local.apiserver.patches import json_patch, merge
-from gpuslice.local.apiserver.schema import struct
-from gpuslice.local.apiserver.status import Failure
-from gpuslice.local.apiserver.strategic import strategic_merge
+from gpuslice.local.apiserver.schema.fieldsets import extract, from_v1, to_v1
+from gpuslice.local.apiserver.schema.patches import json_patch, merge
+from gpuslice.local.apiserver.schema.status import Failure
+from gpuslice.local.apiserver.schema.strategic import strategic_merge
+from gpuslice.local.apiserver.schema.types import struct
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 CONFIGS = "/api/v1/namespaces/default/configmaps"

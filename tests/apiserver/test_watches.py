@@ -11,7 +11,8 @@ from apikit import PODS, Api, StillClock, pod
 from gpuslice.errors import Gone
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Pod
-from gpuslice.local.apiserver import ApiServer, store
+from gpuslice.local.apiserver.api import store
+from gpuslice.local.apiserver.api.app import ApiServer
 
 CONFIGS = "/api/v1/namespaces/default/configmaps"
 
@@ -144,7 +145,7 @@ async def test_typed_client_over_the_transport(server: ApiServer) -> None:
 async def test_a_table_watch_sends_the_columns_once(api: Api) -> None:
     """kubectl get -w gets rows, with definitions in the first event only."""
     await api.make(PODS, pod("a"))
-    from gpuslice.local.apiserver.http import Request, Stream
+    from gpuslice.local.apiserver.api.http import Request, Stream
 
     request = Request("GET", PODS, {"watch": "1"}, accept="application/json;as=Table;v=v1;g=meta.k8s.io")
     answer = await api.server.handle(request)

@@ -12,7 +12,7 @@ from apikit import PODS, Api, StillClock, new_ids, pod
 
 from gpuslice.admission.mutate import review
 from gpuslice.errors import Unavailable
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 
 MUTATING = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"

@@ -30,7 +30,7 @@ from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.client import Client
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Node
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
 PATIENCE = 20

@@ -15,9 +15,9 @@ import pytest
 from chart_world import CASES, GOLDEN, ROOT, find, helm, objects, render
 
 from gpuslice.clock import SystemClock
-from gpuslice.local.apiserver import ApiServer
-from gpuslice.local.apiserver.http import Reply, Request
-from gpuslice.local.apiserver.kinds import BUILT_IN
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.http import Reply, Request
+from gpuslice.local.apiserver.schema.kinds import BUILT_IN
 
 FOREIGN = {"cert-manager.io", "monitoring.coreos.com"}
 """Groups of other projects, whose types no Kubernetes knows by itself."""

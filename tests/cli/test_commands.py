@@ -26,8 +26,8 @@ from gpuslice.kube.client import Client
 from gpuslice.kube.http import connect
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.local.apiserver import ApiServer
-from gpuslice.local.apiserver.serve import serving
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.serve import serving
 
 HEAVY = (
     "numpy",

@@ -13,7 +13,7 @@ import pytest
 
 from gpuslice.admission.mutate import review
 from gpuslice.clock import SystemClock
-from gpuslice.local.apiserver.certificates import issue
+from gpuslice.local.apiserver.api.certificates import issue
 from gpuslice.observe.serving import Tls, serving
 
 from .custom import CRDS, definition, gadget, gadgets

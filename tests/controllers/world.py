@@ -17,8 +17,8 @@ from gpuslice.clock import SystemClock, rfc3339
 from gpuslice.errors import Conflict, NotFound, api_error
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import Resource
-from gpuslice.local.apiserver import ApiServer
-from gpuslice.local.apiserver.transport import LocalTransport
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.transport import LocalTransport
 from gpuslice.local.controllers import run_controllers
 
 Json = dict[str, Any]
@@ -220,7 +220,7 @@ class PickyTransport(LocalTransport):
     """The controllers' way to the server, through `World.refuses`."""
 
     def __init__(self, it: World) -> None:
-        super().__init__(it.server)
+        super().__init__(it.server.handle)
         self._it = it
 
     async def request(self, method: str, path: str, **options: Any) -> Response:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.kube.wire import PodSpec
-from gpuslice.local.apiserver.podvalidation import pod_spec
+from gpuslice.local.apiserver.schema.podvalidation import pod_spec
 from gpuslice.requests.check import check_pod
 
 GPU = "nvidia.com/gpu"

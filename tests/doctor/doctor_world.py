@@ -27,8 +27,8 @@ from gpuslice.doctor.finding import Finding
 from gpuslice.doctor.look import look
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import KubeObject, Resource
-from gpuslice.local.apiserver import ApiServer
-from gpuslice.local.apiserver.kinds import BUILT_IN
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.schema.kinds import BUILT_IN
 from gpuslice.units import GIB, MemoryUnit
 
 Json = dict[str, Any]

@@ -16,7 +16,7 @@ from doctor_world import NAMESPACE, READY, Json, Site
 from gpuslice import names
 from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
-from gpuslice.local.apiserver.serve import serving
+from gpuslice.local.apiserver.api.serve import serving
 
 
 @pytest.fixture

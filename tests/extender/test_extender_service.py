@@ -18,7 +18,7 @@ from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import Event, Node, Pod
-from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.scheduler.extender.service import Listening, extender
 
 

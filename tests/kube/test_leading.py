@@ -22,7 +22,7 @@ from gpuslice.kube.leading import (
     label_leader,
 )
 from gpuslice.kube.wire import Pod
-from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 
 
 class Line:

@@ -17,7 +17,7 @@ import msgspec
 from gpuslice.clock import SystemClock
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Event, Node, Pod
-from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.local.streams import LogOptions
 from gpuslice.node.kubeletapi import PodResourcesClient, RpcError, Server, register, serve_plugin

@@ -26,7 +26,7 @@ from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError, Unavailable
 from gpuslice.kube.client import Client, Response, Transport
 from gpuslice.kube.wire import KubeObject, Node, Pod
-from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.node.agent import Agent
 from gpuslice.node.kubeletapi import PluginClient

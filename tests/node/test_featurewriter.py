@@ -15,7 +15,7 @@ from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import Flags, effective
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Resource
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.node.featurewriter import ABSENT, FeatureWriter, NodeFeature
 
 DEFINITIONS = Resource(

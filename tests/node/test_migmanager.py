@@ -16,7 +16,7 @@ from gpuslice.devices.xids import XidPolicy
 from gpuslice.kube.client import Client
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Node
-from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 from gpuslice.node.migmanager import PENDING, SUCCESS, MigManager, MigTools

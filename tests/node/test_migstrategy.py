@@ -15,7 +15,7 @@ from gpuslice.devices.sharing import MigStrategy
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node, ObjectMeta
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 from gpuslice.node.migstrategy import StrategyLabel

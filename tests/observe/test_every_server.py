@@ -18,8 +18,8 @@ from gpuslice.admission.webhook import serve as serve_webhook
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client
-from gpuslice.local.apiserver import ApiServer
-from gpuslice.local.apiserver.serve import serving as serving_api
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.serve import serving as serving_api
 from gpuslice.observe.limits import Limits
 from gpuslice.observe.probes import LIMITS as PROBES
 from gpuslice.observe.probes import ProbesApp

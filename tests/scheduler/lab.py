@@ -17,7 +17,7 @@ from gpuslice.errors import Conflict, Unavailable
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import Event, KubeObject, Node, Pod, Resource
-from gpuslice.local.apiserver.app import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.preemption_controller import PreemptionController

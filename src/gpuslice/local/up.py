@@ -28,10 +28,11 @@ from gpuslice.config.cluster import ClusterPlan, NodePlan
 from gpuslice.errors import Conflict, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import KubeObject, Resource
-from gpuslice.local.apiserver import ApiServer, webhookpost
-from gpuslice.local.apiserver.certificates import issue
-from gpuslice.local.apiserver.serve import Endpoint
-from gpuslice.local.apiserver.serve import serving as serving_api
+from gpuslice.local.apiserver.api import webhookpost
+from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.local.apiserver.api.certificates import issue
+from gpuslice.local.apiserver.api.serve import Endpoint
+from gpuslice.local.apiserver.api.serve import serving as serving_api
 from gpuslice.local.controllers import run_controllers
 from gpuslice.local.machines import SimulatedMachines
 from gpuslice.local.nodes import Nodes, Start, new_id

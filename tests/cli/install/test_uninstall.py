@@ -13,7 +13,7 @@ from gpuslice.clock import SystemClock
 from gpuslice.kube.client import Client
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node
-from gpuslice.local.apiserver import ApiServer
+from gpuslice.local.apiserver.api.app import ApiServer
 
 COUNTS = {names.GPU_COUNT: "2", names.GPU_MEM: "28", "cpu": "4"}
 

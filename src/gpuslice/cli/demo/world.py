@@ -19,7 +19,7 @@ from gpuslice.clock import Clock
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Event, Pod
-from gpuslice.local.apiserver.serve import Endpoint
+from gpuslice.local.apiserver.api.serve import Endpoint
 from gpuslice.local.up import LocalCluster
 
 EXAMPLES: Final = Path(__file__).parents[4] / "examples"

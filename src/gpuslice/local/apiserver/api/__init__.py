@@ -1,0 +1,1 @@
+"""Serving: from a request to what is stored, and to those who watch it."""

@@ -1,0 +1,1 @@
+"""What `kubectl get` shows: columns and cells of every kind."""
