@@ -65,7 +65,7 @@ lint: $(VENV)/.ready ## Check format, style, layers and types
 	$(BIN)/mypy tests/e2e
 
 manifests: $(VENV)/.ready ## Write deploy/manifests anew from the chart
-	@$(TOOLS)/bin/python tools/manifests.py
+	@$(BIN)/python tools/manifests.py
 
 image: $(VENV)/.ready ## Build the container image as an archive, without an engine: dist/gpuslice.tar
 	@$(TOOLS)/bin/python tools/image.py

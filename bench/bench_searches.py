@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.placement.fleet import CODES, Fleet
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies import KNOWN
 from gpuslice.placement.preempt import Holder, choose_victims
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Leg, divide
@@ -57,7 +57,7 @@ def one_node(
     size: int,
     across: int = 1,
 ) -> Iterator[dict[str, object]]:
-    for policy in Policy:
+    for policy in KNOWN.values():
         chance = random.Random(1)
         seconds: list[float] = []
         said: Counter[str] = Counter()
@@ -74,7 +74,7 @@ def one_node(
             "gpus": gpus,
             "of_each": size,
             "across": across,
-            "policy": policy.value,
+            "policy": policy.name,
             "said": dict(said),
             **percentiles(seconds),
         }

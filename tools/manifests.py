@@ -1,4 +1,4 @@
-"""Write deploy/manifests/ from the Helm chart: one file for each way to wire the scheduler.
+"""Write the policies into the chart's schema, and deploy/manifests/ from the chart: a file for each wiring.
 
 For clusters without Helm: `kubectl apply -f deploy/manifests/bundled.yaml`. What only Helm could fill in is
 fixed here and said at the top of each file.
@@ -6,6 +6,7 @@ fixed here and said at the top of each file.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,8 +14,11 @@ from pathlib import Path
 
 from lambda_layer import path_of
 
+from gpuslice.placement.policies import KNOWN
+
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "gpuslice"
+SCHEMA = "values.schema.json"
 FOLDER = ROOT / "deploy" / "manifests"
 NAMESPACE = "gpuslice-system"
 KUBERNETES = "1.36.3"
@@ -59,12 +63,21 @@ def render(helm: str, wiring: str) -> str:
 _HELM = re.compile(r"# Source: |\s+(app\.kubernetes\.io/managed-by|helm\.sh/chart): ")
 
 
+_POLICY = re.compile(r'("policy": \{"enum": )\[[^]]*\]')
+
+
+def schema() -> str:
+    """The chart's schema with the scoring policies that there are."""
+    return _POLICY.sub(lambda found: found[1] + json.dumps(list(KNOWN)), (CHART / SCHEMA).read_text())
+
+
 def main() -> int:
     """Write all files. 1 with a sentence if there is no helm."""
     helm = path_of("helm")
     if helm is None:
         print("no helm: install one, or set HELM to its path", file=sys.stderr)
         return 1
+    (CHART / SCHEMA).write_text(schema())
     FOLDER.mkdir(parents=True, exist_ok=True)
     for wiring in WIRINGS:
         (FOLDER / f"{wiring}.yaml").write_text(render(helm, wiring))

@@ -139,10 +139,10 @@ def helm() -> str:
     return program
 
 
-def render(case: Case) -> str:
+def render(case: Case, chart: Path = CHART) -> str:
     """What helm would install. Raises Refused."""
     values = yaml.safe_dump(case.values)
-    command = [helm(), "template", case.release, str(CHART), "--namespace", case.namespace]
+    command = [helm(), "template", case.release, str(chart), "--namespace", case.namespace]
     command += ["--kube-version", case.kubernetes, "--values", "-"]
     if "devices" not in case.values.get("agent", {}):
         command += ["--set-file", f"agent.devices.simulated={DEVICES}"]

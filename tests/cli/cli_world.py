@@ -13,6 +13,8 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.devices.availability import OK, sick
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.wire import Node, Pod
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
 from gpuslice.units import GIB, MemoryUnit
 
 Json = dict[str, Any]
@@ -96,9 +98,9 @@ def decode(bodies: list[Json]) -> tuple[list[Node], list[Pod]]:
     return nodes, pods
 
 
-def remember(bodies: list[Json]) -> Cluster:
+def remember(bodies: list[Json], policy: Policy = BINPACK) -> Cluster:
     """A cluster that has seen them."""
-    cluster = Cluster(clock=SystemClock())
+    cluster = Cluster(clock=SystemClock(), policy=policy)
     nodes, pods = decode(bodies)
     for one in nodes:
         cluster.set_node(one)

@@ -18,7 +18,9 @@ from gpuslice.cluster.nodes import read_unhealthy
 from gpuslice.cluster.state import Cluster
 from gpuslice.devices.inventory import Mode
 from gpuslice.kube.wire import Pod
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies import KNOWN
+from gpuslice.placement.policies.policy import Policy
+from gpuslice.placement.policies.spread import SPREAD
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation
 from gpuslice.units import MemoryUnit
@@ -261,7 +263,7 @@ def test_units_differ_by_node_and_are_never_guessed() -> None:
 
 
 def test_spread_policy_reaches_gpu_and_node() -> None:
-    cluster = Cluster(clock=StoppedClock(), policy=Policy.SPREAD)
+    cluster = Cluster(clock=StoppedClock(), policy=SPREAD)
     cluster.set_node(agent_node("n", 15, 15))
     assert assume(cluster, pod("a", 3), "n").gpus == ("GPU-n-0",)
     assert assume(cluster, pod("b", 3), "n").gpus == ("GPU-n-1",)
@@ -358,7 +360,7 @@ def several(name: str, *sizes: int, annotations: dict[str, str] | None = None) -
         (several("large", 16, 2), Code.INSUFFICIENT),
     ],
 )
-@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("policy", KNOWN.values())
 def test_only_our_agent_serves_a_pod_from_several_gpus(new: Pod, code: Code, policy: Policy) -> None:
     """gpushare's extender refuses such a pod, and its plugin gives all containers the GPU of one annotation."""
     cluster = Cluster(clock=StoppedClock(), policy=policy)

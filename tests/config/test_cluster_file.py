@@ -23,7 +23,7 @@ def test_a_node_gets_its_gpus_in_the_order_of_the_file_with_their_own_sizes() ->
         " gpus: [{model: t4, count: 2}, {model: Own, memoryMiB: 3000, uuid: GPU-x, healthy: false}]}]}"
     ).plan()
     (node,) = plan.nodes
-    assert (plan.unit, plan.policy) == (MemoryUnit(256), "spread")
+    assert (plan.unit, plan.policy.name) == (MemoryUnit(256), "spread")
     assert (node.cpu_milli, node.memory_mib, node.pods, node.address) == (500, 1024, 7, "10.0.0.1")
     assert [(g.index, g.model, g.memory_mib, g.available) for g in node.gpus.gpus] == [
         (0, "Tesla T4", 15109, True),

@@ -10,7 +10,8 @@ from itertools import combinations, product
 
 from gpuslice.devices.availability import OK
 from gpuslice.devices.inventory import Apart
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.room import GpuRoom
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import PodRequest, Role
@@ -101,7 +102,7 @@ def favourite(
     if not legs:
         return []
     (mib, count), *rest = legs
-    sign = 1 if policy is Policy.BINPACK else -1
+    sign = 1 if policy is BINPACK else -1
     liked = sorted(range(len(rooms)), key=lambda at: (sign * rooms[at][0], rooms[at][1]))
     for pick in combinations([at for at in liked if rooms[at][0] >= mib], count):
         after = [(free - mib * (at in pick), index) for at, (free, index) in enumerate(rooms)]

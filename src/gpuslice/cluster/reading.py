@@ -13,6 +13,8 @@ from gpuslice.errors import InputError
 from gpuslice.kube.client import Client, Listing
 from gpuslice.kube.decoding import Broken
 from gpuslice.kube.wire import ConfigMap, KubeObject, Node, Pod
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
 from gpuslice.units import GIB, MemoryUnit, parse_count
 
 K = TypeVar("K", bound=KubeObject)
@@ -36,10 +38,13 @@ async def read_views(client: Client, node: str | None) -> tuple[list[NodeView], 
     return views, cluster.quarantine.sentences()
 
 
-async def read_cluster(client: Client, nodes: Listing[Node], pods: Listing[Pod]) -> Cluster:
+async def read_cluster(
+    client: Client, nodes: Listing[Node], pods: Listing[Pod], policy: Policy = BINPACK
+) -> Cluster:
     """What the scheduler would remember of these objects."""
     marks = await client.list(ConfigMap, names.UNHEALTHY_NAMESPACE)
-    return cluster_of(nodes.items, pods.items, marks.items, (*nodes.broken, *pods.broken, *marks.broken))
+    broken: tuple[Broken[Any], ...] = (*nodes.broken, *pods.broken, *marks.broken)
+    return cluster_of(nodes.items, pods.items, marks.items, broken, policy)
 
 
 def cluster_of(
@@ -47,12 +52,13 @@ def cluster_of(
     pods: Sequence[Pod],
     marks: Sequence[ConfigMap],
     broken: Sequence[Broken[Any]] = (),
+    policy: Policy = BINPACK,
 ) -> Cluster:
     """The same of objects that have been read already; `marks`: the ConfigMaps of kube-system.
 
     `broken`: what does not decode. It is in the cluster's quarantine, with what else cannot be read.
     """
-    cluster = Cluster(clock=SystemClock(), default_unit=_unit_of_gpushare(nodes))
+    cluster = Cluster(clock=SystemClock(), policy=policy, default_unit=_unit_of_gpushare(nodes))
     for config in marks:
         if config.name.startswith(names.UNHEALTHY_PREFIX):
             text = (config.data or {}).get(names.UNHEALTHY_KEY)

@@ -36,7 +36,8 @@ from gpuslice.kube.quarantine import Quarantine
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.node import place
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.preempt import Holder, choose_victims, fits_without
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Steps
@@ -61,9 +62,7 @@ class FilterOutcome:
 class Cluster:
     """Nodes, pods and reservations. Synchronous; for one event loop."""
 
-    def __init__(
-        self, *, clock: Clock, policy: Policy = Policy.BINPACK, default_unit: MemoryUnit = GIB
-    ) -> None:
+    def __init__(self, *, clock: Clock, policy: Policy = BINPACK, default_unit: MemoryUnit = GIB) -> None:
         self.policy = policy
         self.gate = Gate()
         """Asked before anything is decided. Whoever feeds the cluster sets it; fed by hand it is whole."""

@@ -35,7 +35,9 @@ from gpuslice.devices.machine import PaperMachine
 from gpuslice.devices.offered import offered
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
-from gpuslice.placement.policy import Policy
+from gpuslice.placement import policies
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
 from gpuslice.units import MemoryUnit, parse_quantity
 
 KIND: Final = "Cluster"
@@ -119,7 +121,7 @@ class ClusterSpec(Section, frozen=True):
     nodes: tuple[NodeEntry, ...]
     device_plugin_configs: dict[str, Any] = msgspec.field(default_factory=dict)
     memory_unit: str = "GiB"
-    policy: Policy = Policy.BINPACK
+    policy: str = BINPACK.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ class ClusterFile(Section, frozen=True):
     def plan(self) -> ClusterPlan:
         """Work out every node. Raises InputError naming the place in the file."""
         unit = read_unit(self.spec.memory_unit, "spec.memoryUnit")
+        policy = policies.find(self.spec.policy, field="spec.policy")
         configs = _configs(self.spec.device_plugin_configs)
         if not self.spec.nodes:
             raise InputError("no nodes; write at least one", field="spec.nodes")
@@ -205,7 +208,7 @@ class ClusterFile(Section, frozen=True):
                     owner[gpu.uuid] = name
             if len(nodes) > MAX_NODES:
                 raise InputError(f"more than {MAX_NODES} nodes", field="spec.nodes")
-        return ClusterPlan(tuple(nodes), unit, self.spec.policy, configs)
+        return ClusterPlan(tuple(nodes), unit, policy, configs)
 
 
 def _plan(entry: NodeEntry, name: str, unit: MemoryUnit, number: int, field: str) -> NodePlan:

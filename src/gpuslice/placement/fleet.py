@@ -20,7 +20,8 @@ from gpuslice import names
 from gpuslice.devices.inventory import Apart, NodeGpus
 from gpuslice.placement.glance import hopeless, straight_down
 from gpuslice.placement.node import legs_apart, place, why_not
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Nodes, Policy, Scores
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import MOST_LEGS, STEPS, Leg, Steps
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
@@ -238,12 +239,12 @@ class Fleet:
                 refuse(self._whole_left[kind, :end] < count, Code.NODE_FULL)
         return codes
 
-    def verdict(self, request: PodRequest, node: str, policy: Policy = Policy.BINPACK) -> Verdict:
+    def verdict(self, request: PodRequest, node: str, policy: Policy = BINPACK) -> Verdict:
         """What one node says, with its numbers."""
         outcome = self.place(request, node, policy)
         return outcome if isinstance(outcome, Verdict) else FITS
 
-    def place(self, request: PodRequest, node: str, policy: Policy = Policy.BINPACK) -> Allocation | Verdict:
+    def place(self, request: PodRequest, node: str, policy: Policy = BINPACK) -> Allocation | Verdict:
         """Choose the GPUs for a pod on one node, or say why not. Changes nothing."""
         row = self._row.get(node)
         inventory = None if row is None else self._gpus[row]
@@ -265,56 +266,38 @@ class Fleet:
         """0..1000 for each node that fits, higher is better. See `score_rows`."""
         return [int(score) for score in self.score_rows(request, self.rows(nodes), policy)]
 
-    def score_rows(self, request: PodRequest, rows: Rows, policy: Policy) -> npt.NDArray[np.int64]:
-        """0..1000 for each of these rows, whose nodes fit; higher is better.
-
-        binpack: how tightly the pod fills the GPU it would get (four fifths), then how full the node is.
-        spread: how much of the node would stay free.
-        """
-        scores: npt.NDArray[np.int64] = np.zeros(len(rows), np.int64)
+    def score_rows(self, request: PodRequest, rows: Rows, policy: Policy) -> Scores:
+        """0..1000 for each of these rows, whose nodes fit; higher is better."""
+        scores: Scores = np.zeros(len(rows), np.int64)
         few = self._gpu_count[rows] <= FEW
         # One node with hundreds of replicas must not make all others as dear.
         for some, slots in ((few, FEW), (~few, self._slots)):
             if some.any():
-                scores[some] = self._score_rows(request, rows[some], policy, min(slots, self._slots))
-        return scores
-
-    def _score_rows(
-        self, request: PodRequest, rows: Rows, policy: Policy, slots: int
-    ) -> npt.NDArray[np.int64]:
-        devices = request.devices
-        usable = self._available[:slots, rows]
-        if devices:
-            # Beside its like: whole GPUs among GPUs, devices of a profile among those of that profile.
-            kinds = [self._kinds.get(resource, -1) for resource in devices]
-            usable = usable & np.isin(self._kind[:slots, rows], kinds)
-        else:
-            usable = usable & self._shareable[:slots, rows]
-        total, free = self._total[:slots, rows], self._free[:slots, rows]
-        sum_total = np.maximum((total * usable).sum(axis=0, dtype=np.int64), 1)
-        sum_free = (free * usable).sum(axis=0, dtype=np.int64)
-        taken = self._unit[rows].astype(np.int64) * request.units
-        if devices:
-            gpu_count = np.maximum(usable.sum(axis=0), 1)
-            taken = taken + request.whole * sum_total // gpu_count
-        stays_free: npt.NDArray[np.int64] = np.clip((sum_free - taken) * 1000 // sum_total, 0, 1000)
-        if policy is Policy.SPREAD:
-            return stays_free
-        if devices:
-            spare = sum(self._free_devices(resource, rows)[0].astype(np.int64) for resource in devices)
-            leftover = (spare - request.whole) * 1000 // gpu_count
-        else:
-            need = self._unit[rows].astype(np.int64) * request.units
-            if not _together(request):
-                need = self._unit[rows].astype(np.int64) * max(c.units_per_gpu for c in request.shares)
-            left = np.where(usable & (free >= need), free - need, _NEVER)
-            tightest = left.argmin(axis=0)
-            column = np.arange(len(rows))
-            leftover = left[tightest, column] * 1000 // np.maximum(total[tightest, column], 1)
-        scores: npt.NDArray[np.int64] = (4 * (1000 - np.clip(leftover, 0, 1000)) + (1000 - stays_free)) // 5
+                scores[some] = policy.score(self._nodes(request, rows[some], min(slots, self._slots)))
         return scores
 
     # --- inside -----------------------------------------------------------------------------------
+    def _nodes(self, request: PodRequest, rows: Rows, slots: int) -> Nodes:
+        """What a policy sees of these rows."""
+        usable = self._available[:slots, rows]
+        untouched = np.zeros(len(rows), np.int64)
+        if request.whole:
+            # Beside its like: whole GPUs among GPUs, devices of a profile among those of that profile.
+            kinds = [self._kinds.get(resource, -1) for resource in request.devices]
+            usable = usable & np.isin(self._kind[:slots, rows], kinds)
+            for resource in request.devices:
+                untouched += self._free_devices(resource, rows)[0]
+        else:
+            usable = usable & self._shareable[:slots, rows]
+        return Nodes(
+            request,
+            usable,
+            self._total[:slots, rows],
+            self._free[:slots, rows],
+            self._unit[rows].astype(np.int64),
+            untouched,
+        )
+
     def _free_devices(self, resource: str, rows: Rows | slice) -> tuple[npt.NDArray[np.int32], ...]:
         """How many devices of a resource nobody uses: available ones, those that are not sick, any."""
         if resource == names.WHOLE_GPU:

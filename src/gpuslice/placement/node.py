@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Leg, Steps, divide
 from gpuslice.placement.verdict import Code, Verdict, refusal, unavailable
@@ -32,7 +33,7 @@ def place(
     request: PodRequest,
     unit: MemoryUnit,
     rooms: Sequence[GpuRoom],
-    policy: Policy = Policy.BINPACK,
+    policy: Policy = BINPACK,
     *,
     node: str = "",
     steps: Steps | None = None,

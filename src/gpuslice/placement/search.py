@@ -19,13 +19,16 @@ Whatever the search leaves out changes neither whether an answer exists nor whic
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from math import gcd
 from typing import Final
 
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Gpus, Policy
 from gpuslice.placement.verdict import Code
 
 STEPS: Final = 400
@@ -71,8 +74,8 @@ def divide(
         return Code.UNDECIDED
     allowed = Steps(STEPS if steps is None else min(STEPS, steps.left))
     at_first = allowed.left
-    found = _Search(legs, rooms, Policy.BINPACK).run(allowed)
-    if policy is not Policy.BINPACK and not isinstance(found, Code):
+    found = _Search(legs, rooms, BINPACK).run(allowed)
+    if policy is not BINPACK and not isinstance(found, Code):
         favourite = _Search(legs, rooms, policy).run(allowed)
         found = found if isinstance(favourite, Code) else favourite
     if steps is not None:
@@ -87,14 +90,14 @@ class _Search:
     """
 
     def __init__(self, legs: Sequence[Leg], rooms: Sequence[Room], policy: Policy) -> None:
-        self._sign = 1 if policy is Policy.BINPACK else -1
-        unit = gcd(*(leg.mib for leg in legs)) or 1
+        self._policy = policy
+        self._unit = unit = gcd(*(leg.mib for leg in legs)) or 1
         self._sizes = [leg.mib // unit for leg in legs]
         self._gpus = [leg.gpus for leg in legs]
         self._single_gpus = all(count == 1 for count in self._gpus)
-        # What is left of each: where rooms are equal, that and then the index decides.
-        order = sorted(range(len(rooms)), key=lambda i: (self._sign * (rooms[i][0] % unit), rooms[i][1]))
-        self._order = order if policy is Policy.BINPACK else order[::-1]
+        # Turns follow the rest that is no whole unit, then the index: numbers are ordered as the MiB are.
+        self._order = sorted(range(len(rooms)), key=lambda i: (rooms[i][0] % unit, rooms[i][1]))
+        self._rests = [rooms[i][0] % unit for i in self._order]
         self._width = max(len(rooms), 1)
         self._start = sorted(rooms[i][0] // unit * self._width + turn for turn, i in enumerate(self._order))
         self._bounds: _Bounds | None = None
@@ -158,22 +161,57 @@ class _Search:
         """The choices for a leg, the policy's favourite first; of those that are alike one."""
         if depth == len(self._sizes):
             return iter(())
-        size, count = self._sizes[depth], self._gpus[depth]
-        fitting = [number for number in state[:: self._sign] if number >= size * self._width]
+        size, count, width = self._sizes[depth], self._gpus[depth], self._width
+        order = self._policy.order(_Gpus(self, state, size))
         if count == 1:
-            return self._single(fitting, size)
-        alike = [tuple(same) for _, same in groupby(fitting, key=lambda number: number // self._width)]
-        return _choices(alike, count)
+            return self._single(state, order, size)
+        alike: dict[int, list[int]] = {}
+        before: Counter[int] = Counter()
+        for position in order:
+            least = self._least_like(state, state[position])
+            number = state[least + before[least]]
+            before[least] += 1
+            alike.setdefault(number // width, []).append(number)
+        return _choices([tuple(same) for same in alike.values()], count)
 
-    def _single(self, fitting: list[int], size: int) -> Iterator[tuple[int, ...]]:
-        before = -1
-        for number in fitting:
+    def _single(self, state: list[int], order: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+        seen: set[int] = set()
+        for position in order:
+            number = state[position]
             room = number // self._width
-            if room != before:
-                before = room
-                yield (number,)
+            if room not in seen:
+                seen.add(room)
+                yield (state[self._least_like(state, number)],)
                 if room == size and self._single_gpus:
                     return
+
+    def _least_like(self, state: list[int], number: int) -> int:
+        """The position of the lowest index among the GPUs with exactly as much free."""
+        room, turn = divmod(number, self._width)
+        return bisect_left(state, room * self._width + bisect_left(self._rests, self._rests[turn]))
+
+    def mib(self, number: int) -> int:
+        """What a number of the state stands for."""
+        room, turn = divmod(number, self._width)
+        return room * self._unit + self._rests[turn]
+
+    def gpus(self, state: list[int], size: int) -> tuple[int, int, int]:
+        """The first position with room for a leg of that size, the number of GPUs, and the leg in MiB."""
+        return bisect_left(state, size * self._width), len(state), size * self._unit
+
+
+class _Gpus(Gpus):
+    """A state of the search as a policy sees it."""
+
+    __slots__ = ("_search", "_state")
+
+    def __init__(self, search: _Search, state: list[int], size: int) -> None:
+        super().__init__(*search.gpus(state, size))
+        self._search, self._state = search, state
+
+    @property
+    def free(self) -> list[int]:
+        return [self._search.mib(number) for number in self._state]
 
 
 def _choices(groups: Sequence[tuple[int, ...]], count: int) -> Iterator[tuple[int, ...]]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from gpuslice import names
 from gpuslice.devices.inventory import Apart
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict, refusal, unavailable
 from gpuslice.requests.allocation import Grant
@@ -28,7 +29,7 @@ def lacking(resource: str) -> Code:
 
 
 def whole_devices(
-    request: PodRequest, rooms: Sequence[GpuRoom], policy: Policy = Policy.BINPACK, *, node: str = ""
+    request: PodRequest, rooms: Sequence[GpuRoom], policy: Policy = BINPACK, *, node: str = ""
 ) -> tuple[Grant, ...] | Verdict:
     """The grants of all containers that ask for whole devices, or why there are none.
 
@@ -83,7 +84,7 @@ def pick(
     asking: Sequence[ContainerRequest],
     free: Sequence[GpuRoom],
     rooms: Sequence[GpuRoom],
-    policy: Policy = Policy.BINPACK,
+    policy: Policy = BINPACK,
     *,
     beside: Collection[str] = (),
 ) -> list[tuple[GpuRoom, ...]] | None:
@@ -140,7 +141,6 @@ def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRo
     )
     picked = Counter(room.device for room in mine)
     in_use = Counter(room.parent for room in rooms if room.holders and room.parent)
-    sign = -1 if policy is Policy.BINPACK else 1
 
     def rank(room: GpuRoom) -> tuple[int, ...]:
         given = -out[room.device] if room.packed else out[room.device]
@@ -149,7 +149,7 @@ def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRo
             given,
             picked[room.device],
             room.total_mib,
-            sign * in_use[room.parent],
+            policy.device(in_use[room.parent]),
             room.index,
         )
 

@@ -19,7 +19,6 @@ from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.migcluster import MigDemand
 from gpuslice.placement.migdemand import plan_demand
 from gpuslice.placement.node import place
-from gpuslice.placement.policy import Policy
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict, unavailable
 from gpuslice.requests.allocation import Allocation, Grant
@@ -190,9 +189,7 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
     if len(fitting) == len(chosen):
         return "no other GPU of the node has the room"
     free = ", ".join(f"{_size(room.free_mib, gpus.unit)} free on GPU{room.index}" for room in chosen)
-    if cluster.policy is Policy.BINPACK:
-        return f"binpack: the tightest fit ({free} without this pod), so that larger rooms stay whole"
-    return f"spread: the emptiest GPU ({free} without this pod)"
+    return f"{cluster.policy.name}: {cluster.policy.reason(free)}"
 
 
 # --- a pod that waits ---------------------------------------------------------------------------------

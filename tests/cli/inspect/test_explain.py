@@ -6,14 +6,17 @@ from cli_world import Json, decode, node, pod, remember
 
 from gpuslice import names
 from gpuslice.cli.inspect.explain import tell
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
+from gpuslice.placement.policies.spread import SPREAD
 from gpuslice.scheduler.explaining import Explanation, explain
 
 
-def explained(name: str, *bodies: Json) -> Explanation:
+def explained(name: str, *bodies: Json, policy: Policy = BINPACK) -> Explanation:
     everything = list(bodies)
     nodes, pods = decode(everything)
     (wanted,) = [one for one in pods if one.name == name]
-    return explain(wanted, remember(everything), nodes, pods)
+    return explain(wanted, remember(everything, policy), nodes, pods)
 
 
 def on_gpu(index: int) -> Json:
@@ -79,6 +82,17 @@ def test_a_placed_pod_is_told_where_and_why() -> None:
         "shared with 1 other pod",
         "  why: binpack: the tightest fit (10 GiB free on GPU1 without this pod), so that larger rooms "
         "stay whole",
+    ]
+
+
+def test_the_reason_is_that_of_the_policy_that_is_asked() -> None:
+    bodies = (node("a", 15360, 15360), pod("x", 5, on="a", **on_gpu(1)))
+    placed = explained("p", *bodies, pod("p", 6, on="a", **on_gpu(0)), policy=SPREAD)
+    assert placed.why == "spread: the emptiest GPU (15 GiB free on GPU0 without this pod)"
+    (waiting,) = explained("p", *bodies, pod("p", 6), policy=SPREAD).nodes
+    assert [gpu.sentence for gpu in waiting.gpus] == [
+        "fits, 15 GiB of 15 GiB free: the choice",
+        "fits, 10 GiB of 15 GiB free",
     ]
 
 

@@ -12,6 +12,7 @@ import click
 from gpuslice.cli import options
 
 if TYPE_CHECKING:
+    from gpuslice.placement.policies.policy import Policy
     from gpuslice.scheduler.explaining import Explanation, GpuVerdict
 
 
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 )
 @click.argument("pod")
 @click.option("-n", "--namespace", default="default", show_default=True, help="Its namespace.")
+@options.policy
 @options.output
 @options.kubeconfig
-def explain(pod: str, namespace: str, output: str | None, kubeconfig: Path | None) -> None:
+def explain(pod: str, namespace: str, policy: Policy, output: str | None, kubeconfig: Path | None) -> None:
     from gpuslice.cli.process import run
 
-    explanation = run(_explain(kubeconfig, namespace, pod))
+    explanation = run(_explain(kubeconfig, namespace, pod, policy))
     if output:
         from gpuslice.cli.inspect.explainreport import report
         from gpuslice.cli.output import print_as
@@ -60,7 +62,7 @@ def _tell_gpus(gpus: Sequence[GpuVerdict]) -> list[str]:
     return lines
 
 
-async def _explain(kubeconfig: Path | None, namespace: str, name: str) -> Explanation:
+async def _explain(kubeconfig: Path | None, namespace: str, name: str, policy: Policy) -> Explanation:
     from gpuslice.cluster.reading import read_cluster
     from gpuslice.kube.http import connected
     from gpuslice.kube.wire import Node, Pod
@@ -69,7 +71,7 @@ async def _explain(kubeconfig: Path | None, namespace: str, name: str) -> Explan
     async with connected(kubeconfig) as client:
         pod = await client.get(Pod, name, namespace)
         nodes, pods = await client.list(Node), await client.list(Pod)
-        cluster = await read_cluster(client, nodes, pods)
+        cluster = await read_cluster(client, nodes, pods, policy)
     for sentence in cluster.quarantine.sentences():
         click.echo(sentence, err=True)
     return explain_pod(pod, cluster, nodes.items, pods.items)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
 from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
+
+if TYPE_CHECKING:
+    from gpuslice.placement.policies.policy import Policy
 
 
 @click.command(
@@ -77,7 +81,7 @@ from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
 def extender(
     kubeconfig: Path | None,
     listen: str,
-    policy: str,
+    policy: Policy,
     mig_idle: int,
     tls_cert: Path | None,
     tls_key: Path | None,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
 from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
+
+if TYPE_CHECKING:
+    from gpuslice.placement.policies.policy import Policy
 
 
 @click.command(
@@ -23,7 +27,7 @@ from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
 @webhook_options
 def scheduler(
     kubeconfig: Path | None,
-    policy: str,
+    policy: Policy,
     mig_idle: int,
     lease: tuple[str, str] | None,
     identity: str,

@@ -26,7 +26,7 @@ from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, campai
 from gpuslice.names import LABEL_LEADER, SCHEDULER_NAME
 from gpuslice.observe.logging import setup
 from gpuslice.observe.serving import Tls, is_loopback, parse_listen
-from gpuslice.placement.policy import Policy
+from gpuslice.placement.policies.policy import Policy
 
 LOOK_SECONDS: Final = 0.25
 """How soon a change of the leader is noticed."""
@@ -65,7 +65,7 @@ async def extender(
     kubeconfig: Path | None,
     listen: str,
     *,
-    policy: str,
+    policy: Policy,
     mig_idle: int,
     tls: Tls | None,
     token_file: Path | None,
@@ -91,7 +91,7 @@ async def extender(
         )
     clock = SystemClock()
     token = read_token(token_file, "--token-file") if token_file else None
-    cluster = Cluster(clock=clock, policy=Policy(policy))
+    cluster = Cluster(clock=clock, policy=policy)
     async with connected(kubeconfig) as client, asyncio.TaskGroup() as group:
         # With the webhook's authority as the one that clients are asked for, that has to issue for them, too.
         ours = tls is not None and webhook is not None and tls.client_ca == webhook.folder / "ca.crt"
@@ -130,7 +130,7 @@ async def extender(
 async def scheduler(
     kubeconfig: Path | None,
     *,
-    policy: str,
+    policy: Policy,
     mig_idle: int,
     lease: tuple[str, str] | None,
     identity: str,
@@ -147,7 +147,7 @@ async def scheduler(
 
     setup()
     clock = SystemClock()
-    cluster = Cluster(clock=clock, policy=Policy(policy))
+    cluster = Cluster(clock=clock, policy=policy)
     metrics = Metrics()
     async with connected(kubeconfig) as client, AsyncExitStack() as stack:
         leadership = Election(lease, identity).leadership(client, clock)
