@@ -285,6 +285,11 @@ def environment_is_believed(node: Node) -> None:
     node.change(TOOLKIT, OFF, f"#{OFF}")
 
 
+def nobody_says_whether_there_is_cdi(node: Node) -> None:
+    environment_is_believed(node)
+    assert "deviceListStrategy" not in only(node.findings()).remedy
+
+
 def nothing_is_believed(node: Node) -> None:
     node.change(TOOLKIT, "as-volume-mounts = true", "as-volume-mounts = false")
 
@@ -348,7 +353,9 @@ CASES = [
     Case(world.containerd_2, runtime_of_another_kind, "runtime-unknown", "Host", "its socket is /run/frakti.sock", "kubectl get nodes -o wide", WARNING),
     Case(world.containerd_2, nobody_says, "runtime-unknown", "Host", "no socket is there", "kubectl get nodes -o wide", WARNING),
     Case(world.containerd_2, kubelets_file_is_broken, "file-broken", "File/var/lib/kubelet/config.yaml", "cannot be read: line 2", "sudoedit /var/lib/kubelet/config.yaml"),
+    Case(world.containerd_2, nobody_says_whether_there_is_cdi, "visibility-open", f"File{TOOLKIT}", "sees every GPU of this node", "envvar-when-unprivileged=false", WARNING),
     Case(world.docker, environment_is_believed, "visibility-open", f"File{TOOLKIT}", "NVIDIA_VISIBLE_DEVICES=all sees every GPU of this node", "envvar-when-unprivileged=false", WARNING),
+    Case(world.containerd_3, environment_is_believed, "visibility-open", f"File{TOOLKIT}", "containerd has CDI, by which GPUs can be handed out instead", "--set 'agent.deviceListStrategy={cdi-cri}'   # if all", WARNING),
     Case(world.crio, nothing_is_believed, "visibility-closed", f"File{TOOLKIT}", "cannot tell it which GPU a container has", "as-volume-mounts=true"),
     Case(world.docker, toolkits_file_is_broken, "file-broken", f"File{TOOLKIT}", "line 3", f"sudoedit {TOOLKIT}"),
 ]  # fmt: skip

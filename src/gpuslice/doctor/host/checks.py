@@ -16,6 +16,11 @@ from gpuslice.doctor.host.root import Broken
 
 ENVVAR: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS: Final = "accept-nvidia-visible-devices-as-volume-mounts"
+BY_CDI: Final = (
+    "helm upgrade gpuslice deploy/helm/gpuslice -n gpuslice-system --reuse-values --set "
+    "'agent.deviceListStrategy={cdi-cri}'   # if all nodes with GPUs have CDI, and kubelet 1.29 or newer\n"
+)
+"""Containers then get their GPUs from the runtime, which asks nobody's environment."""
 
 
 def examine(host: Host) -> list[Finding]:
@@ -143,6 +148,7 @@ def _visibility(host: Host) -> Iterator[Finding]:
     settings = host.toolkit.settings
     by_mount = settings.accept_nvidia_visible_devices_as_volume_mounts
     if settings.accept_nvidia_visible_devices_envvar_when_unprivileged:
+        by_cdi = host.used.cdi is True
         yield Finding(
             Area.PODS,
             "visibility-open",
@@ -150,8 +156,10 @@ def _visibility(host: Host) -> Iterator[Finding]:
             f"File{TOOLKIT_FILE}",
             f"every container goes through NVIDIA's runtime, which believes each container's own environment "
             f"({ENVVAR} is true): an image or pod that says NVIDIA_VISIBLE_DEVICES=all sees every GPU of "
-            "this node",
-            f"sudo nvidia-ctk config --in-place --set {ENVVAR}=false --set {MOUNTS}=true   # only with a "
+            "this node"
+            + (f"; {host.used.engine} has CDI, by which GPUs can be handed out instead" if by_cdi else ""),
+            f"{BY_CDI if by_cdi else ''}sudo nvidia-ctk config --in-place --set {ENVVAR}=false --set "
+            f"{MOUNTS}=true   # only with a "
             "device plugin that hands out GPUs as mounts or by CDI, not in the environment",
         )
     elif not by_mount and not host.by_cdi:
