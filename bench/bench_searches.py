@@ -21,6 +21,7 @@ from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Leg, divide
 from gpuslice.placement.verdict import Code
 from gpuslice.requests.allocation import Charge
+from gpuslice.requests.kinds import SHARES, WHOLE_GPUS
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 from gpuslice.units import MemoryUnit
 from machine import percentiles, report
@@ -81,8 +82,8 @@ def one_node(
 
 
 def pod(sizes: list[int], whole: int = 0) -> PodRequest:
-    shares = [ContainerRequest(f"c{i}", Role.APP, size) for i, size in enumerate(sizes)]
-    return PodRequest((*shares, *([ContainerRequest("w", Role.APP, whole=whole)] if whole else [])))
+    shares = [ContainerRequest(f"c{i}", Role.APP, SHARES, size) for i, size in enumerate(sizes)]
+    return PodRequest((*shares, *([ContainerRequest("w", Role.APP, WHOLE_GPUS, whole)] if whole else [])))
 
 
 def one_filter(containers: int, size: int, unit: MemoryUnit, whole: int = 0) -> dict[str, object]:

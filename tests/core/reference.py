@@ -48,7 +48,7 @@ def allowed(allocation: Allocation, request: PodRequest, unit: MemoryUnit, rooms
     asked = {container.name: container for container in request.containers}
     for grant in allocation.grants:
         room = by_uuid[grant.gpu]
-        if not (room.resource == asked[grant.container].resource if grant.whole else room.shareable):
+        if not (room.resource == asked[grant.container].kind.resource if grant.whole else room.shareable):
             return False
     if any(by_uuid[uuid].availability != OK for uuid in wholes | shared):
         return False

@@ -20,6 +20,7 @@ from gpuslice.placement.preempt import Holder, choose_victims
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation, Charge
+from gpuslice.requests.kinds import SHARES, WHOLE_GPUS, WholeDevices
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 from gpuslice.units import MemoryUnit
 
@@ -68,10 +69,10 @@ def pod_requests(draw: st.DrawFn, unit: MemoryUnit) -> PodRequest:
         if draw(st.integers(0, 3)) == 0:
             resource = draw(st.sampled_from([WHOLE_GPU, MIG]))
             count = draw(st.integers(1, 3))
-            containers.append(ContainerRequest(f"c{number}", role, whole=count, resource=resource))
+            containers.append(ContainerRequest(f"c{number}", role, WholeDevices(resource), count))
         else:
             units = draw(st.integers(1, 9)) * (1024 // unit.mib)
-            containers.append(ContainerRequest(f"c{number}", role, units * across, across))
+            containers.append(ContainerRequest(f"c{number}", role, SHARES, units * across, across))
     # Init and sidecar containers come first, as in a pod.
     return PodRequest(tuple(sorted(containers, key=lambda c: c.role is Role.APP)))
 
@@ -158,11 +159,11 @@ def test_charging_and_releasing_leaves_nothing_behind(data: st.DataObject) -> No
     for allocation, request in held:
         fleet.release("n", allocation.charges(request), request)
     assert fleet.rooms("n") == before
-    assert fleet.place(PodRequest((ContainerRequest("c", Role.APP, whole=3),)), "n")
+    assert fleet.place(PodRequest((ContainerRequest("c", Role.APP, WHOLE_GPUS, 3),)), "n")
 
 
 def share(units: int, **more: int) -> PodRequest:
-    return PodRequest((ContainerRequest("c", Role.APP, units, **more),))
+    return PodRequest((ContainerRequest("c", Role.APP, SHARES, units, **more),))
 
 
 GIB = MemoryUnit(1024)
@@ -224,7 +225,7 @@ def test_a_claim_beyond_32_bits_does_not_wrap_round() -> None:
 
 
 def test_a_whole_gpu_and_shares_never_meet() -> None:
-    whole = PodRequest((ContainerRequest("c", Role.APP, whole=1),))
+    whole = PodRequest((ContainerRequest("c", Role.APP, WHOLE_GPUS, 1),))
     node = [room(0, 15 * 1024, holders=1), room(1, 16276)]
     outcome = place(whole, GIB, node)
     assert isinstance(outcome, Allocation)
@@ -286,7 +287,7 @@ def test_victims_on_different_gpus_are_never_added_up() -> None:
 
 
 def test_a_whole_gpu_is_freed_of_all_its_pods() -> None:
-    whole = PodRequest((ContainerRequest("c", Role.APP, whole=1),))
+    whole = PodRequest((ContainerRequest("c", Role.APP, WHOLE_GPUS, 1),))
     node = [room(0, 6 * 1024, holders=2), room(1, 1024, holders=1)]
     holders = [holder("x", 0, "GPU-0", 5), holder("y", 0, "GPU-0", 5), holder("z", 3, "GPU-1", 15)]
     # One more important victim is worse than two unimportant ones.

@@ -31,6 +31,7 @@ from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import MOST_LEGS, STEPS, Leg, Picks, Steps, divide
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation, Charge
+from gpuslice.requests.kinds import REPLICAS, SHARES, WHOLE_GPUS
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 from gpuslice.units import MemoryUnit
 
@@ -170,8 +171,8 @@ def test_what_fits_only_after_turning_back_is_not_ruled_out(sizes: list[int], fr
 
 # --- a pod --------------------------------------------------------------------------------------------
 def pod(sizes: list[int], *, whole: int = 0) -> PodRequest:
-    shares = [ContainerRequest(f"c{number}", Role.APP, size) for number, size in enumerate(sizes)]
-    return PodRequest((*shares, *([ContainerRequest("w", Role.APP, whole=whole)] if whole else [])))
+    shares = [ContainerRequest(f"c{number}", Role.APP, SHARES, size) for number, size in enumerate(sizes)]
+    return PodRequest((*shares, *([ContainerRequest("w", Role.APP, WHOLE_GPUS, whole)] if whole else [])))
 
 
 HARD, FREE = next(
@@ -293,10 +294,13 @@ def test_a_glance_at_many_nodes_says_what_each_says_alone(data: st.DataObject) -
     request = PodRequest(
         (
             *[
-                ContainerRequest(f"c{i}", Role.APP, scale * units * across, across)
+                ContainerRequest(f"c{i}", Role.APP, SHARES, scale * units * across, across)
                 for i, units in enumerate(data.draw(st.lists(st.integers(1, 15), min_size=1, max_size=9)))
             ],
-            *[ContainerRequest("w", Role.APP, whole=n) for n in data.draw(st.sampled_from([[], [1], [2]]))],
+            *[
+                ContainerRequest("w", Role.APP, WHOLE_GPUS, n)
+                for n in data.draw(st.sampled_from([[], [1], [2]]))
+            ],
         )
     )
     codes = fleet.codes(request)[fleet.rows(fleet.names())]
@@ -343,7 +347,7 @@ def test_replicas_that_cannot_be_had_are_refused_without_trying_each(monkeypatch
         GpuRoom(n, f"GPU-{n % 8}::{n // 8}", 10, 10, resource=names.SHARED_GPU, apart=Apart.DEVICE)
         for n in range(397)
     ]
-    asking = [ContainerRequest(f"c{n}", Role.APP, whole=8, resource=names.SHARED_GPU) for n in range(49)]
+    asking = [ContainerRequest(f"c{n}", Role.APP, REPLICAS, 8) for n in range(49)]
     fits = place(PodRequest(tuple(asking)), GIB, [*rooms, *_like(rooms[0], 3)])
     assert isinstance(fits, Allocation)
     looks = 0

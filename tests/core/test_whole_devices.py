@@ -13,6 +13,7 @@ from gpuslice.placement.node import place
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.placement.whole import pick
+from gpuslice.requests.kinds import WholeDevices
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 from gpuslice.units import GIB
 
@@ -42,7 +43,7 @@ def rooms(apart: Apart = Apart.DEVICE, *, out: set[str] = OUT, packed: bool = Fa
 def asking(*sizes: int, resource: str = WHOLE_GPU) -> PodRequest:
     containers = enumerate(sizes)
     return PodRequest(
-        tuple(ContainerRequest(f"c{i}", Role.APP, whole=n, resource=resource) for i, n in containers)
+        tuple(ContainerRequest(f"c{i}", Role.APP, WholeDevices(resource), n) for i, n in containers)
     )
 
 

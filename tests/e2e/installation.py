@@ -19,7 +19,7 @@ from typing import Any
 
 from gpuslice import names
 from gpuslice.cluster.annotations import decode_gpus
-from gpuslice.requests.pod import is_gpu_resource
+from gpuslice.requests.kinds import kind_of
 
 from .cluster import Object, RealCluster, condition
 from .images import BUSYBOX
@@ -156,7 +156,7 @@ class Installation:
         amounts, known = (found["status"].get(key, {}) for key in ("allocatable", "capacity"))
         if gpus is None or not all(int(known.get(gpu.resource, 0)) for gpu in gpus.gpus):
             return 0
-        return sum(int(amount) for name, amount in amounts.items() if is_gpu_resource(name))
+        return sum(int(amount) for name, amount in amounts.items() if kind_of(name) is not None)
 
     def _scheduler_ready(self) -> bool:
         found = self.object("apps/v1", "deployments", f"{self.full}-scheduler")

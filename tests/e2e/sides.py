@@ -16,6 +16,7 @@ from gpuslice.cluster.annotations import decode_gpus
 from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.kubeletapi import PodResourcesClient
 from gpuslice.node.kubeletmessages import PodResources
+from gpuslice.requests.kinds import SHARES, WHOLE_GPUS, kind_of
 
 from .cluster import Object, RealCluster
 from .node import Node
@@ -63,8 +64,8 @@ def pod_resources(cluster: RealCluster, node: Node) -> dict[tuple[str, str], Hel
         for container in pod.containers:
             count: Counter[str] = Counter()
             for devices in container.devices:
-                if devices.resource in (names.GPU_MEM, names.WHOLE_GPU):
-                    count.update(ids.locate(devices.resource, one) or "unknown" for one in devices.ids)
+                if (kind := kind_of(devices.resource)) in (SHARES, WHOLE_GPUS):
+                    count.update(ids.locate(kind, one) or "unknown" for one in devices.ids)
             if count:
                 found.setdefault((pod.namespace, pod.name), {})[container.name] = dict(count)
     return found

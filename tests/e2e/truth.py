@@ -27,6 +27,7 @@ from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.kubeletapi import PodResourcesClient
 from gpuslice.node.kubeletmessages import PodResources
 from gpuslice.node.slicefiles import SliceFolders
+from gpuslice.requests.kinds import SHARES, WHOLE_GPUS
 
 from .cluster import Object, RealCluster
 from .node import Node
@@ -34,7 +35,7 @@ from .waiting import NotInTime
 
 GPUSLICE = Path(sys.executable).with_name("gpuslice")
 KUBELET_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
-RESOURCES = (names.GPU_MEM, names.WHOLE_GPU)
+KINDS = {kind.resource: kind for kind in (SHARES, WHOLE_GPUS)}
 OVER = ("Succeeded", "Failed")
 
 ByGpu = dict[str, int]
@@ -166,7 +167,7 @@ def environment(node: Node, container: str) -> dict[str, str] | None:
 def asked(container: Mapping[str, Any]) -> dict[str, int]:
     """What a container's manifest asks for, by resource."""
     limits = (container.get("resources") or {}).get("limits") or {}
-    return {resource: int(limits[resource]) for resource in RESOURCES if int(limits.get(resource, 0))}
+    return {resource: int(limits[resource]) for resource in KINDS if int(limits.get(resource, 0))}
 
 
 def _seconds(stamp: str) -> float:
@@ -205,7 +206,7 @@ class _Witnesses:
         """pod-resources as (namespace/pod, container, resource, ids)."""
         for entry in self.listing:
             for container in entry.containers:
-                for resource in RESOURCES:
+                for resource in KINDS:
                     if ids := container.ids(resource):
                         yield f"{entry.namespace}/{entry.name}", container.name, resource, ids
 
@@ -234,7 +235,7 @@ class _Witnesses:
         for _, _, resource, mine in self.listed():
             given.update((resource, one) for one in mine)
             for one in mine:
-                if (uuid := ids.locate(resource, one)) is None:
+                if (uuid := ids.locate(KINDS[resource], one)) is None:
                     self.found.append(f"{one} is no id of this node")
                 else:
                     modes.setdefault(uuid, set()).add(resource)
@@ -287,7 +288,7 @@ class _Witnesses:
                 self.found.append(
                     f"{label}: asks {amount} {resource}, pod-resources lists {len(mine)} {kind}"
                 )
-            counts = {u: len(each) for u, each in DeviceIds(self.gpus).per_gpu(kind, mine).items()}
+            counts = {u: len(each) for u, each in DeviceIds(self.gpus).per_gpu(KINDS[kind], mine).items()}
         else:  # an ordinary init container: nobody but the process itself can say
             counts = dict.fromkeys(environ.get(names.VISIBLE_DEVICES, "").split(","), amount)
         if not whole and len(set(counts.values())) > 1:
@@ -374,7 +375,7 @@ class _Witnesses:
                 shown.setdefault(f"{pod['namespace']}/{pod['name']}", {})[gpu["uuid"]] = pod["MiB"]
         held: dict[str, ByGpu] = {}
         for key, _, resource, mine in self.listed():
-            for uuid, each in DeviceIds(self.gpus).per_gpu(resource, mine).items():
+            for uuid, each in DeviceIds(self.gpus).per_gpu(KINDS[resource], mine).items():
                 mib = self._mib(uuid, len(each), resource == names.WHOLE_GPU)
                 held.setdefault(key, {})[uuid] = held.setdefault(key, {}).get(uuid, 0) + mib
         for pod in pods:

@@ -120,7 +120,7 @@ class Watcher:
         given: Counter[str] = Counter()
         for entry in listing:
             for container in entry.containers:
-                for resource in truth.RESOURCES:
+                for resource in truth.KINDS:
                     given.update(container.ids(resource))
         yield from (f"kubelet lists {one} {times} times" for one, times in given.items() if times > 1)
 

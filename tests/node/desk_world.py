@@ -25,6 +25,7 @@ from gpuslice.node.kubeletmessages import (
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.podfolders import PodFolders
 from gpuslice.node.slicefiles import SliceFolders
+from gpuslice.requests.kinds import SHARES
 
 ANNOTATIONS_LIMIT = 262_144
 """The API server's, in bytes of keys and values."""
@@ -119,17 +120,17 @@ class Bench:
             random=lambda: 0.5,
         )
         self.desk.rebuilt.set()
-        self.all = [i for gpu in GPUS for i in self.ledger.ids.of(names.GPU_MEM, gpu)]
+        self.all = [i for gpu in GPUS for i in self.ledger.ids.of(SHARES, gpu)]
 
     async def differs(self, _uuids: Collection[str]) -> str:
         return self.problem
 
     async def admit(self, size: int) -> tuple[str, ...]:
         request = PreferredRequest(tuple(self.all), (), size)
-        return tuple(await self.desk.prefer(names.GPU_MEM, request))
+        return tuple(await self.desk.prefer(SHARES, request))
 
     def ids_on(self, gpu: Gpu, count: int) -> tuple[str, ...]:
-        return tuple(self.ledger.ids.of(names.GPU_MEM, gpu))[:count]
+        return tuple(self.ledger.ids.of(SHARES, gpu))[:count]
 
     def slices(self) -> list[dict[str, Any]]:
         return [msgspec.json.decode(path.read_bytes()) for path in self.folder.glob("*/slice.json")]

@@ -33,6 +33,7 @@ from gpuslice.node.kubeletmessages import (
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod, read_pod
 from gpuslice.node.publish import corrections
+from gpuslice.requests.kinds import kind_of
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class NodeWorld:
         for resource in self.resources:
             self.manager.connect(resource)
             self.manager.set_devices(
-                resource, [Device(*listed) for listed in DeviceIds(self.gpus).listed(resource)]
+                resource, [Device(*listed) for listed in DeviceIds(self.gpus).listed(kind_of(resource))]
             )
 
     def set_health(self, index: int, healthy: bool) -> None:
@@ -324,13 +325,13 @@ class NodeWorld:
             return self.manager.held(run.uid, part.name, resource) or frozenset()
         if isinstance(plan, Ask):
             plan = self.manager.settle(plan, self.prefer(plan))
-        answer = self.ledger.allocate(resource, plan.ids, self.seen, self.now)
+        answer = self.ledger.allocate(kind_of(resource), plan.ids, self.seen, self.now)
         if isinstance(answer, Refusal):
             self.look_again()
-            answer = self.ledger.allocate(resource, plan.ids, self.seen, self.now)
+            answer = self.ledger.allocate(kind_of(resource), plan.ids, self.seen, self.now)
         if isinstance(answer, Refusal):
             self.reconcile(fresh=True)
-            answer = self.ledger.allocate(resource, plan.ids, self.seen, self.now)
+            answer = self.ledger.allocate(kind_of(resource), plan.ids, self.seen, self.now)
         if isinstance(answer, Refusal):
             raise AllocationError(answer.sentence)
         assert not plan.ids & self.in_others_hands(run.uid), "given out twice"
@@ -340,13 +341,17 @@ class NodeWorld:
         return plan.ids
 
     def prefer(self, ask: Ask) -> tuple[str, ...]:
-        if not self.ledger.expects(ask.resource, ask.size, self.seen):
+        if not self.ledger.expects(kind_of(ask.resource), ask.size, self.seen):
             self.look_again()
-        answer = self.ledger.prefer(ask.resource, ask.available, ask.must_include, ask.size, self.seen)
+        answer = self.ledger.prefer(
+            kind_of(ask.resource), ask.available, ask.must_include, ask.size, self.seen
+        )
         if isinstance(answer, Refusal) or self.ledger.is_doubtful(self.seen):
             self.look_again()
             self.reconcile(fresh=True)
-            answer = self.ledger.prefer(ask.resource, ask.available, ask.must_include, ask.size, self.seen)
+            answer = self.ledger.prefer(
+                kind_of(ask.resource), ask.available, ask.must_include, ask.size, self.seen
+            )
         if isinstance(answer, Refusal):
             raise AllocationError(answer.sentence)
         assert len(answer) == ask.size
@@ -372,10 +377,10 @@ class NodeWorld:
     def _identify(
         self, resource: str, ids: frozenset[str], listing: list[PodResources]
     ) -> Identity | Refusal:
-        answer = self.ledger.identify(resource, ids, listing, self.seen, self.now, fresh=False)
+        answer = self.ledger.identify(kind_of(resource), ids, listing, self.seen, self.now, fresh=False)
         if isinstance(answer, Unsure):
             self.look_again()
-            answer = self.ledger.identify(resource, ids, listing, self.seen, self.now, fresh=True)
+            answer = self.ledger.identify(kind_of(resource), ids, listing, self.seen, self.now, fresh=True)
         assert not isinstance(answer, Unsure)
         return answer
 
@@ -423,7 +428,7 @@ class NodeWorld:
                 gpu
                 for device in ids
                 for resource in self.resources
-                if (gpu := self.ids.locate(resource, device))
+                if (gpu := self.ids.locate(kind_of(resource), device))
             }
             for name, ids in self.held(uid).items()
         }

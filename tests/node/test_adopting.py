@@ -15,6 +15,7 @@ from gpuslice.node.kubeletmessages import ContainerDevices, ContainerResources, 
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod, read_pod
 from gpuslice.node.publish import corrections
+from gpuslice.requests.kinds import SHARES
 
 
 def test_gpushares_record_of_a_running_pod_stands() -> None:
@@ -25,13 +26,13 @@ def test_gpushares_record_of_a_running_pod_stands() -> None:
 def test_what_gpushares_pods_hold_is_not_given_to_a_pod_that_nobody_placed() -> None:
     """kubelet offers every id of the GPU: it knows what is held by the names of the old plugin only."""
     ledger, pod = taken_over(units=25, index=1)
-    everything = [i for gpu in ledger.gpus.gpus for i in ledger.ids.of(names.GPU_MEM, gpu)]
+    everything = [i for gpu in ledger.gpus.gpus for i in ledger.ids.of(SHARES, gpu)]
     stray = read_pod(msgspec.convert(manifest("stray", "stray", app(7)), Pod), ledger.gpus)
-    given = ledger.prefer(names.GPU_MEM, everything, (), 7, {"uid": pod, "stray": stray})
+    given = ledger.prefer(SHARES, everything, (), 7, {"uid": pod, "stray": stray})
     assert not isinstance(given, Refusal)
-    assert {ledger.ids.locate(names.GPU_MEM, i) for i in given} == {ledger.gpus.gpus[0].uuid}
+    assert {ledger.ids.locate(SHARES, i) for i in given} == {ledger.gpus.gpus[0].uuid}
     stray = read_pod(msgspec.convert(manifest("stray", "stray", app(16)), Pod), ledger.gpus)
-    assert isinstance(ledger.prefer(names.GPU_MEM, everything, (), 16, {"uid": pod, "stray": stray}), Refusal)
+    assert isinstance(ledger.prefer(SHARES, everything, (), 16, {"uid": pod, "stray": stray}), Refusal)
 
 
 def taken_over(*, units: int, index: int) -> tuple[Ledger, NodePod]:

@@ -19,6 +19,7 @@ from gpuslice.node.inotify import FolderWatch
 from gpuslice.node.kubeletapi import RpcCode, RpcError
 from gpuslice.node.kubeletmessages import PodResources
 from gpuslice.node.ledger import SETTLED_SECONDS
+from gpuslice.requests.kinds import SHARES, WHOLE_GPUS
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ async def test_the_admission_of_a_known_pod_asks_the_api_server_nothing(bench: B
     """gpushare 9.B.5: it listed all pending pods of the cluster at every Allocate."""
     bench.desk.set_pod(bench.api.add("a", "u1", 5))
     ids = await bench.admit(5)
-    answer = await bench.desk.allocate(names.GPU_MEM, ids)
+    answer = await bench.desk.allocate(SHARES, ids)
     assert bench.api.asked == []
     assert answer.envs == {
         "NVIDIA_VISIBLE_DEVICES": GPUS[0].uuid,
@@ -52,8 +53,8 @@ async def test_nothing_is_answered_before_all_is_known(bench: Bench) -> None:
     ids = bench.ids_on(GPUS[0], 5)
     questions = (
         bench.admit(5),
-        bench.desk.allocate(names.GPU_MEM, ids),
-        bench.desk.pre_start(names.GPU_MEM, ids),
+        bench.desk.allocate(SHARES, ids),
+        bench.desk.pre_start(SHARES, ids),
     )
     tasks = [asyncio.create_task(question) for question in questions]
     for _ in range(50):
@@ -80,7 +81,7 @@ async def test_what_waits_for_too_long_says_for_what(tmp_path: Path) -> None:
 async def test_an_unknown_pod_costs_one_list_of_this_node(bench: Bench) -> None:
     """The kubelet's watch can be ahead of ours; the question names the node."""
     bench.api.add("a", "u1", 5)
-    await bench.desk.allocate(names.GPU_MEM, await bench.admit(5))
+    await bench.desk.allocate(SHARES, await bench.admit(5))
     assert bench.api.asked == ["GET /api/v1/pods"]
 
 
@@ -99,10 +100,10 @@ async def test_a_pod_made_anew_under_the_same_name_is_told_apart(bench: Bench) -
     """pod-resources has no uid: the API server's answer to the correction says who it really is."""
     bench.desk.set_pod(bench.api.add("same", "old", 5))
     ids = await bench.admit(5)
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held = {"same": ids}
     bench.api.add("same", "new", 5)
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     assert [entry["uid"] for entry in bench.slices()] == ["new"]
 
 
@@ -119,14 +120,14 @@ async def test_full_annotations_do_not_keep_a_lie_from_being_corrected(bench: Be
     """What repeats the record for gpushare's clients gives way to the record."""
     bench.desk.set_pod(bench.api.add("a", "u1", 5))
     ids = await bench.admit(5)
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held = {"a": ids}
     full(
         bench,
         "a",
         {names.ALLOCATION: "{}", names.GPUSHARE_ALLOCATION: '{"0":{"1":5}}', names.MEM_IDX: "1" * 99},
     )
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     annotations = bench.api.pods["a"]["metadata"]["annotations"]
     assert annotations[names.ALLOCATION] == f'{{"c":{{"{GPUS[0].uuid}":5120}}}}'
     assert not {names.GPUSHARE_ALLOCATION, names.MEM_IDX} & annotations.keys()
@@ -137,17 +138,17 @@ async def test_a_container_whose_gpus_cannot_be_recorded_does_not_start(bench: B
     """Others would be promised its room. It starts as soon as its annotations are shortened."""
     bench.desk.set_pod(bench.api.add("a", "u1", 5))
     ids = await bench.admit(5)
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held = {"a": ids}
     full(bench, "a", {names.ALLOCATION: "{}"})
     with pytest.raises(RpcError, match="leave no room for the record of the GPUs"):
-        await bench.desk.pre_start(names.GPU_MEM, ids)
+        await bench.desk.pre_start(SHARES, ids)
     ((who, sentence),) = bench.told
     assert (who, "Too long" in sentence) == ("default/a", True)
     assert bench.slices() == []
     del bench.api.pods["a"]["metadata"]["annotations"]["filling"]
     bench.desk.set_pod(bench.api.pod("a"))
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     assert [entry["uid"] for entry in bench.slices()] == ["u1"]
 
 
@@ -156,16 +157,16 @@ async def test_a_running_pod_whose_spread_is_edited_keeps_what_it_has(bench: Ben
     """Its containers may start again, and nobody else is given their ids; nor after a restart of the agent."""
     bench.desk.set_pod(bench.api.add("a", "u1", 5))
     ids = await bench.admit(5)
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held = {"a": ids}
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     bench.api.pods["a"]["metadata"]["annotations"][names.SHARES_ACROSS] = spread
     bench.desk.set_pod(bench.api.pod("a"))
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     bench.start()
     bench.desk.set_pod(bench.api.pod("a"))
     await bench.desk.reconcile(fresh=True)
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     bench.desk.set_pod(bench.api.add("b", "u2", 5))
     assert not set(await bench.admit(5)) & set(ids)
 
@@ -184,9 +185,9 @@ async def test_a_record_that_names_a_gpu_of_another_node_changes_no_spread(
         bench.start()
     bench.desk.set_pod(bench.api.pod("a"))
     ids = await bench.admit(4)
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held = {"a": ids}
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     assert [[gpu["mib"] for gpu in entry["gpus"]] for entry in bench.slices()] == [[2048, 2048]]
 
 
@@ -203,7 +204,7 @@ async def test_a_list_that_fails_when_nobody_waits_for_it_any_more_is_no_traceba
         raise RpcError(RpcCode.CANCELLED, "the connection was closed during the call")
 
     bench.lister.list = listing  # type: ignore[method-assign]
-    start = asyncio.create_task(bench.desk.pre_start(names.GPU_MEM, bench.all[:1]))
+    start = asyncio.create_task(bench.desk.pre_start(SHARES, bench.all[:1]))
     await asked.wait()
     start.cancel()
     await asyncio.wait([start])
@@ -220,10 +221,10 @@ async def test_a_start_whose_ids_two_pods_have_is_refused(bench: Bench) -> None:
     bench.desk.set_pod(bench.api.add("a", "u1", 5))
     bench.desk.set_pod(bench.api.add("b", "u2", 5))
     ids = await bench.admit(5)
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held = {"a": ids, "b": ids}
     with pytest.raises(RpcError, match="kubelet gave ids of this container to default/a and to default/b"):
-        await bench.desk.pre_start(names.GPU_MEM, ids)
+        await bench.desk.pre_start(SHARES, ids)
     assert bench.slices() == []
 
 
@@ -231,12 +232,12 @@ async def test_ids_in_use_are_refused_even_if_kubelet_offers_them(bench: Bench) 
     """kubelet.md: its table can forget a running pod; GetPreferredAllocation and Allocate do not."""
     bench.desk.set_pod(bench.api.add("a", "u1", 5))
     ids = await bench.admit(5)
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held = {"a": ids}
     bench.desk.set_pod(bench.api.add("b", "u2", 9))
     assert not set(await bench.admit(9)) & set(ids)
     with pytest.raises(RpcError, match="of which pod default/a holds some"):
-        await bench.desk.allocate(names.GPU_MEM, ids)
+        await bench.desk.allocate(SHARES, ids)
 
 
 async def test_a_gpu_that_is_not_what_it_was_is_given_to_nobody(bench: Bench) -> None:
@@ -245,19 +246,19 @@ async def test_a_gpu_that_is_not_what_it_was_is_given_to_nobody(bench: Bench) ->
     ids = await bench.admit(5)
     bench.problem = "GPU 0 has just been cut in another way"
     with pytest.raises(RpcError, match="has just been cut in another way"):
-        await bench.desk.allocate(names.GPU_MEM, ids)
+        await bench.desk.allocate(SHARES, ids)
     assert not bench.ledger.held()
     bench.problem = ""
-    assert await bench.desk.allocate(names.GPU_MEM, ids)
+    assert await bench.desk.allocate(SHARES, ids)
 
 
 async def test_released_slices_lose_their_folder(bench: Bench) -> None:
     pod = bench.api.add("a", "u1", 5)
     bench.desk.set_pod(pod)
     ids = await bench.admit(5)
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held = {"a": ids}
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     await bench.desk.reconcile()
     assert len(bench.slices()) == 1
     bench.lister.held = {}
@@ -273,15 +274,15 @@ async def test_a_reboot_that_numbers_the_gpus_anew_shows_the_same_gpu(bench: Ben
     """gpushare 9.B.9: kubelet uses the environment of before the reboot, which named the GPU by its number."""
     bench.desk.set_pod(bench.api.add("a", "u1", 5))
     ids = await bench.admit(5)
-    answer = await bench.desk.allocate(names.GPU_MEM, ids)
+    answer = await bench.desk.allocate(SHARES, ids)
     uuid = answer.envs[names.VISIBLE_DEVICES]
     assert uuid in {gpu.uuid for gpu in GPUS}
     bench.lister.held["a"] = ids
-    await bench.desk.pre_start(names.GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
     before = next(gpu.index for gpu in GPUS if gpu.uuid == uuid)
     turned = tuple(replace(gpu, index=len(GPUS) - 1 - gpu.index) for gpu in GPUS)
     bench.desk.set_gpus(NodeGpus(tuple(sorted(turned, key=lambda gpu: gpu.index))))
-    await bench.desk.pre_start(names.GPU_MEM, ids)  # kubelet starts it again without a new Allocate
+    await bench.desk.pre_start(SHARES, ids)  # kubelet starts it again without a new Allocate
     (slice_,) = bench.slices()
     (part,) = slice_["gpus"]
     assert part["uuid"] == uuid
@@ -340,20 +341,20 @@ async def test_a_kubelet_learns_where_a_device_is_near_and_why_an_id_is_refused(
     world = Bench(tmp_path)
     near = tuple(replace(gpu, numa_node=gpu.index if gpu.index else None) for gpu in GPUS)
     world.desk.set_gpus(NodeGpus(near))
-    assert [(one.id, one.numa) for one in world.desk.devices(names.WHOLE_GPU)] == [
+    assert [(one.id, one.numa) for one in world.desk.devices(WHOLE_GPUS)] == [
         (GPUS[0].uuid, ()),
         (GPUS[1].uuid, (1,)),
     ]
-    assert not any(one.numa for one in world.desk.devices(names.GPU_MEM)), "the message has a limit"
+    assert not any(one.numa for one in world.desk.devices(SHARES)), "the message has a limit"
     with pytest.raises(RpcError, match=r'for "nvidia.com/gpu": invalid request: unknown device: GPU-nope;'):
-        await world.desk.allocate(names.WHOLE_GPU, ("GPU-nope",))
+        await world.desk.allocate(WHOLE_GPUS, ("GPU-nope",))
 
 
 async def test_ids_of_a_pod_that_was_turned_away_unseen_are_free_again_soon(tmp_path: Path) -> None:
     """It came and went while the watch was cut: a real node kept its ids and its folder for 90 s."""
     clock = StoppedClock()
     bench = Bench(tmp_path, clock)
-    await bench.desk.allocate(names.GPU_MEM, bench.ids_on(GPUS[0], 5))
+    await bench.desk.allocate(SHARES, bench.ids_on(GPUS[0], 5))
     await clock.sleep(SETTLED_SECONDS)
     bench.api.away = True
     await bench.desk.release()
@@ -371,7 +372,7 @@ async def test_ids_of_a_pod_that_the_watch_has_not_told_of_stay(tmp_path: Path) 
     ids = bench.ids_on(GPUS[0], 5)
     bench.api.add("a", "u1", 7)
     bench.api.pods["a"]["spec"]["initContainers"] = [container("prepare", 5)]
-    await bench.desk.allocate(names.GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     await clock.sleep(SETTLED_SECONDS)
     await bench.desk.release()
     assert [h.ids for h in bench.ledger.held()] == [frozenset(ids)], (

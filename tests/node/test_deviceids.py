@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice import names
 from gpuslice.devices.availability import of_health
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.node.deviceids import MESSAGE_LIMIT, DeviceIds, check_unit, message_size, smallest_unit
 from gpuslice.node.kubeletmessages import Device, encode_devices
+from gpuslice.requests.kinds import SHARES, WHOLE_GPUS
 from gpuslice.units import GIB, MemoryUnit
 
 
@@ -30,11 +30,11 @@ def test_every_id_leads_back_to_its_gpu(sizes: list[int]) -> None:
     """gpushare 9.B.8: an id says which physical GPU it is a part of; no two ids are the same."""
     ids = DeviceIds(node(*sizes))
     seen: set[str] = set()
-    for resource in (names.GPU_MEM, names.WHOLE_GPU):
+    for kind in (SHARES, WHOLE_GPUS):
         for gpu in ids.gpus.gpus:
-            mine = list(ids.of(resource, gpu))
-            assert all(ids.gpu(resource, device_id) == gpu for device_id in mine)
-            assert len(mine) == (ids.gpus.units_of(gpu) if resource == names.GPU_MEM else 1)
+            mine = list(ids.of(kind, gpu))
+            assert all(ids.gpu(kind, device_id) == gpu for device_id in mine)
+            assert len(mine) == (ids.gpus.units_of(gpu) if kind is SHARES else 1)
             assert seen.isdisjoint(mine)
             seen.update(mine)
 
@@ -44,8 +44,8 @@ def test_ids_do_not_depend_on_the_index() -> None:
     before, after = node(15109, 15109), node(15109, 15109).gpus
     turned = DeviceIds(NodeGpus((Gpu(1, after[0].uuid, "T4", 15109), Gpu(0, after[1].uuid, "T4", 15109))))
     for gpu in before.gpus:
-        for device_id in DeviceIds(before).of(names.GPU_MEM, gpu):
-            found = turned.gpu(names.GPU_MEM, device_id)
+        for device_id in DeviceIds(before).of(SHARES, gpu):
+            found = turned.gpu(SHARES, device_id)
             assert found is not None
             assert found.uuid == gpu.uuid
 
@@ -56,14 +56,14 @@ def test_ids_do_not_depend_on_the_index() -> None:
 def test_foreign_ids_are_recognised(text: str) -> None:
     """14 units: 0..d; anything else was never given out."""
     ids = DeviceIds(node(15109))
-    tag = next(ids.of(names.GPU_MEM, ids.gpus.gpus[0])).partition("-")[0]
-    assert ids.gpu(names.GPU_MEM, text.format(tag=tag)) is None
+    tag = next(ids.of(SHARES, ids.gpus.gpus[0])).partition("-")[0]
+    assert ids.gpu(SHARES, text.format(tag=tag)) is None
 
 
 @given(st.lists(st.integers(0, 60_000), max_size=4), st.sampled_from([64, 256, 1024]))
 def test_message_size_is_exact(sizes: list[int], mib: int) -> None:
     gpus = node(*sizes, unit=MemoryUnit(mib))
-    sent = encode_devices([Device(i, healthy) for i, healthy in DeviceIds(gpus).listed(names.GPU_MEM)])
+    sent = encode_devices([Device(i, healthy) for i, healthy in DeviceIds(gpus).listed(SHARES)])
     assert len(sent) == message_size(gpus)
 
 
@@ -82,7 +82,7 @@ def test_finest_unit_of_the_largest_machine() -> None:
 def test_sick_gpus_never_make_the_list_too_large(sick: tuple[int, ...]) -> None:
     """The word for unhealthy is longer; healthy ids are all told whatever is left out."""
     gpus = node(*[192 * 1024] * 8, unit=MemoryUnit(8), sick=sick)
-    listed = DeviceIds(gpus).listed(names.GPU_MEM)
+    listed = DeviceIds(gpus).listed(SHARES)
     assert len(encode_devices([Device(i, healthy) for i, healthy in listed])) <= MESSAGE_LIMIT
     assert sum(healthy for _, healthy in listed) == (8 - len(sick)) * 192 * 128
 

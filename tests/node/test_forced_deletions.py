@@ -11,8 +11,8 @@ from builders import StoppedClock
 from desk_world import Bench
 
 from gpuslice.kube.wire import Pod
-from gpuslice.names import GPU_MEM, WHOLE_GPU
 from gpuslice.node.kubeletapi import RpcError
+from gpuslice.requests.kinds import SHARES, WHOLE_GPUS, Kind
 
 
 @pytest.fixture
@@ -20,19 +20,19 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def run(bench: Bench, name: str, size: int, ids: tuple[str, ...] = (), resource: str = GPU_MEM) -> Pod:
+async def run(bench: Bench, name: str, size: int, ids: tuple[str, ...] = (), kind: Kind = SHARES) -> Pod:
     """A pod whose container has started; kubelet makes its folder first."""
-    pod = bench.api.add(name, f"uid-{name}", size, resource)
+    pod = bench.api.add(name, f"uid-{name}", size, kind.resource)
     bench.desk.set_pod(pod)
     (bench.pods / pod.uid).mkdir()
-    await start(bench, name, ids or await bench.admit(size), resource)
+    await start(bench, name, ids or await bench.admit(size), kind)
     return pod
 
 
-async def start(bench: Bench, name: str, ids: tuple[str, ...], resource: str = GPU_MEM) -> None:
-    await bench.desk.allocate(resource, ids)
+async def start(bench: Bench, name: str, ids: tuple[str, ...], kind: Kind = SHARES) -> None:
+    await bench.desk.allocate(kind, ids)
     bench.lister.held[name] = ids
-    await bench.desk.pre_start(resource, ids)
+    await bench.desk.pre_start(kind, ids)
 
 
 def force(bench: Bench, pod: Pod) -> None:
@@ -41,9 +41,9 @@ def force(bench: Bench, pod: Pod) -> None:
     bench.desk.drop_pod(pod)
 
 
-async def waits(bench: Bench, name: str, ids: tuple[str, ...], resource: str = GPU_MEM) -> asyncio.Task[None]:
+async def waits(bench: Bench, name: str, ids: tuple[str, ...], kind: Kind = SHARES) -> asyncio.Task[None]:
     """The start of a container, which does not come to an end by itself."""
-    task = asyncio.create_task(start(bench, name, ids, resource))
+    task = asyncio.create_task(start(bench, name, ids, kind))
     for _ in range(50):
         await asyncio.sleep(0)
     assert not task.done()
@@ -86,7 +86,7 @@ async def test_its_ids_are_the_last_that_are_preferred(bench: Bench) -> None:
 
 
 async def test_a_gpu_of_its_is_not_used_in_another_way_either(bench: Bench) -> None:
-    old = await run(bench, "old", 1, (GPUS[0].uuid,), WHOLE_GPU)
+    old = await run(bench, "old", 1, (GPUS[0].uuid,), WHOLE_GPUS)
     force(bench, old)
     bench.desk.set_pod(bench.api.add("new", "uid-new", 5))
     bench.start()  # the one that remembers is killed
@@ -109,7 +109,7 @@ async def test_a_start_that_waited_in_vain_says_for_whom(tmp_path: Path) -> None
         await start(bench, "new", ids)
     assert bench.clock.monotonic() - before < 30
     (bench.pods / old.uid).rmdir()
-    await bench.desk.pre_start(GPU_MEM, ids)
+    await bench.desk.pre_start(SHARES, ids)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -138,7 +138,7 @@ async def test_ids_that_were_given_on_and_back_are_still_in_use(bench: Bench) ->
     force(bench, old)
     new = bench.api.add("new", "uid-new", 14)
     bench.desk.set_pod(new)
-    await bench.desk.allocate(GPU_MEM, ids)
+    await bench.desk.allocate(SHARES, ids)
     bench.lister.held["new"] = ids
     await bench.desk.reconcile()
     force(bench, new)

@@ -12,6 +12,7 @@ from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.kubeletapi import RpcCode, RpcError, serve_pod_resources
 from gpuslice.node.kubeletholds import held_by_pods
 from gpuslice.node.kubeletmessages import ContainerDevices, ContainerResources, PodName, PodResources
+from gpuslice.requests.kinds import SHARES
 from gpuslice.units import GIB, MemoryUnit
 
 SHARED = Gpu(0, "GPU-a", "NVIDIA A100-SXM4-40GB", 40536)
@@ -22,7 +23,7 @@ def resources(resource: str, *ids: str) -> PodResources:
 
 
 async def test_every_kind_of_holding_names_its_device(tmp_path: Path) -> None:
-    share = list(DeviceIds(NodeGpus((SHARED,), GIB)).of(names.GPU_MEM, SHARED))[-1]
+    share = list(DeviceIds(NodeGpus((SHARED,), GIB)).of(SHARES, SHARED))[-1]
     pods = (
         resources("nvidia.com/gpu", "GPU-b"),
         resources("nvidia.com/mig-1g.5gb", "MIG-c"),

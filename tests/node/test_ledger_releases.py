@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from node_world import NodeWorld, Part, app
 
-from gpuslice.names import GPU_MEM
 from gpuslice.node.holdings import Refusal
 from gpuslice.node.identity import Identity
 from gpuslice.node.ledger import SETTLED_SECONDS, STRANGER_SECONDS
+from gpuslice.requests.kinds import SHARES
 
 INIT_ONLY = (Part("i", 5, init=True), Part("c0"))
 
@@ -57,7 +57,7 @@ def test_a_look_by_the_way_gives_the_container_back_its_turn() -> None:
     world.now += SETTLED_SECONDS
     assert world.reconcile() == []
     assert [h.owner for h in world.ledger.held()] == [None]
-    assert world.ledger.expects(GPU_MEM, 5, world.seen), f"{first} waits again"
+    assert world.ledger.expects(SHARES, 5, world.seen), f"{first} waits again"
     world.now += STRANGER_SECONDS
     assert len(world.reconcile()) == 1
 

@@ -10,9 +10,11 @@ from gpuslice.node.holdings import Held, Owner
 from gpuslice.node.migusers import SOMEBODY, users
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation, Grant
+from gpuslice.requests.kinds import SHARES, Kind, WholeDevices
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 
 SMALL = f"{names.MIG_PREFIX}1g.5gb"
+SMALL_DEVICES = WholeDevices(SMALL)
 
 
 def device(number: int, *, closed: bool = False) -> Gpu:
@@ -22,10 +24,8 @@ def device(number: int, *, closed: bool = False) -> Gpu:
     )
 
 
-def pod(name: str, count: int = 1, planned: tuple[str, ...] = (), resource: str = SMALL) -> NodePod:
-    asks = ContainerRequest("main", Role.APP, whole=count, resource=resource)
-    if resource == names.GPU_MEM:
-        asks = ContainerRequest("main", Role.APP, units=count)
+def pod(name: str, count: int = 1, planned: tuple[str, ...] = (), kind: Kind = SMALL_DEVICES) -> NodePod:
+    asks = ContainerRequest("main", Role.APP, kind, count)
     grants = tuple(Grant("main", uuid, 4864, whole=True) for uuid in planned)
     return NodePod(
         name, "default", name, PodRequest((asks,)), planned=Allocation(grants) if planned else None
@@ -34,7 +34,7 @@ def pod(name: str, count: int = 1, planned: tuple[str, ...] = (), resource: str 
 
 def held(*uuids: str, owner: str = "") -> Held:
     whose = Owner(owner, "main") if owner else None
-    return Held(1, SMALL, frozenset(uuids), dict.fromkeys(uuids, 1), whose, bool(owner), 1, 0.0)
+    return Held(1, SMALL_DEVICES, frozenset(uuids), dict.fromkeys(uuids, 1), whose, bool(owner), 1, 0.0)
 
 
 def test_who_holds_a_device_uses_it_also_if_nobody_knows_who_that_is() -> None:
@@ -64,7 +64,7 @@ def test_a_pod_of_kube_scheduler_needs_what_is_going_only_if_too_little_else_is_
 
 def test_a_pod_that_shares_memory_needs_an_uncut_gpu() -> None:
     whole = Gpu(0, "GPU-0", "A100", 39936, shut("being cut"))
-    shares = {"a": pod("a", 5, resource=names.GPU_MEM)}
+    shares = {"a": pod("a", 5, kind=SHARES)}
     assert users([], shares, [whole, device(1)]) == {"GPU-0": "default/a"}
     assert users([], shares, [whole, Gpu(1, "GPU-1", "A100", 39936)]) == {}
 

@@ -10,12 +10,12 @@ from gpuslice.devices.availability import closed
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.offered import offered
 from gpuslice.devices.sharing import MigStrategy
-from gpuslice.names import GPU_MEM, SHARED_GPU, WHOLE_GPU
 from gpuslice.node.discovery.simulated import SimulatedDriver
 from gpuslice.node.holdings import Held, Refusal
 from gpuslice.node.kubeletmessages import ContainerDevices, ContainerResources, PodResources
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.modes import CHANGING
+from gpuslice.requests.kinds import REPLICAS, SHARES, WHOLE_GPUS, Kind
 
 HEAD = "apiVersion: gpuslice.io/v1alpha1\nkind: Devices\nspec: {gpus: "
 FOUND = SimulatedDriver(
@@ -34,13 +34,13 @@ TWO = as_announced("resources: [{name: gpu, replicas: 2}]")
 RENAMED = as_announced("renameByDefault: true, resources: [{name: gpu, replicas: 4}]")
 
 
-def healthy(ledger: Ledger, resource: str = WHOLE_GPU) -> list[str]:
+def healthy(ledger: Ledger, kind: Kind = WHOLE_GPUS) -> list[str]:
     """The ids that a kubelet may give out."""
-    return [device_id for device_id, well in ledger.ids.listed(resource) if well]
+    return [device_id for device_id, well in ledger.ids.listed(kind) if well]
 
 
-def give(ledger: Ledger, resource: str, *ids: str) -> Held:
-    held = ledger.allocate(resource, ids, {}, 0.0)
+def give(ledger: Ledger, kind: Kind, *ids: str) -> Held:
+    held = ledger.allocate(kind, ids, {}, 0.0)
     assert isinstance(held, Held), held
     return held
 
@@ -50,9 +50,9 @@ def end(ledger: Ledger) -> None:
     ledger.reconcile([], {}, ledger.calls + 1, 1000.0, fresh=True)
 
 
-def listed(resource: str, *ids: str) -> list[PodResources]:
+def listed(kind: Kind, *ids: str) -> list[PodResources]:
     """What a kubelet says of a pod."""
-    held = ContainerResources("c", (ContainerDevices(resource, ids),))
+    held = ContainerResources("c", (ContainerDevices(kind.resource, ids),))
     return [PodResources("default", "a", (held,))]
 
 
@@ -60,19 +60,19 @@ A_FREE = [f"GPU-a::{number}" for number in range(4)]
 B_FREE = [f"GPU-b::{number}" for number in range(4)]
 
 
-@pytest.mark.parametrize("resource", [GPU_MEM, WHOLE_GPU])
-def test_replicas_of_a_gpu_in_use_wait_until_it_is_free(resource: str) -> None:
+@pytest.mark.parametrize("kind", [SHARES, WHOLE_GPUS])
+def test_replicas_of_a_gpu_in_use_wait_until_it_is_free(kind: Kind) -> None:
     ledger = Ledger(PLAIN)
     (gpu, _) = PLAIN.gpus
-    mine = next(iter(ledger.ids.of(resource, gpu)))
-    give(ledger, resource, mine)
+    mine = next(iter(ledger.ids.of(kind, gpu)))
+    give(ledger, kind, mine)
     ledger.set_gpus(FOUR, PLAIN.gpus)
     assert healthy(ledger) == B_FREE
-    assert healthy(ledger, GPU_MEM) == []
+    assert healthy(ledger, SHARES) == []
     kept = ledger.gpus.find("GPU-a")
     assert kept is not None, "who holds it is still known"
     assert (kept.index, kept.availability) == (0, closed(CHANGING))
-    refused = ledger.allocate(WHOLE_GPU, ["GPU-a::1"], {}, 0.0)
+    refused = ledger.allocate(WHOLE_GPUS, ["GPU-a::1"], {}, 0.0)
     assert refused == Refusal(f"GPU 3 gets no container; it is closed: {CHANGING}")
     end(ledger)
     assert healthy(ledger) == [*A_FREE, *B_FREE]
@@ -81,18 +81,18 @@ def test_replicas_of_a_gpu_in_use_wait_until_it_is_free(resource: str) -> None:
 
 def test_a_gpu_of_which_a_replica_is_held_is_whole_when_that_has_ended() -> None:
     ledger = Ledger(FOUR)
-    give(ledger, WHOLE_GPU, "GPU-a::3")
+    give(ledger, WHOLE_GPUS, "GPU-a::3")
     ledger.set_gpus(PLAIN, PLAIN.gpus)
     assert healthy(ledger) == ["GPU-b"]
-    assert {ledger.ids.locate(GPU_MEM, one) for one in healthy(ledger, GPU_MEM)} == {"GPU-b"}
+    assert {ledger.ids.locate(SHARES, one) for one in healthy(ledger, SHARES)} == {"GPU-b"}
     end(ledger)
     assert healthy(ledger) == ["GPU-a", "GPU-b"]
 
 
 def test_fewer_replicas_wait_for_the_one_that_goes() -> None:
     ledger = Ledger(FOUR)
-    give(ledger, WHOLE_GPU, "GPU-a::3")
-    give(ledger, WHOLE_GPU, "GPU-b::1")
+    give(ledger, WHOLE_GPUS, "GPU-a::3")
+    give(ledger, WHOLE_GPUS, "GPU-b::1")
     ledger.set_gpus(TWO, PLAIN.gpus)
     assert healthy(ledger) == ["GPU-b::0", "GPU-b::1"], "what is held of GPU b is one of the two"
     end(ledger)
@@ -101,48 +101,48 @@ def test_fewer_replicas_wait_for_the_one_that_goes() -> None:
 
 def test_another_name_waits_too() -> None:
     ledger = Ledger(FOUR)
-    give(ledger, WHOLE_GPU, "GPU-a::0")
+    give(ledger, WHOLE_GPUS, "GPU-a::0")
     ledger.set_gpus(RENAMED, PLAIN.gpus)
-    assert (healthy(ledger), healthy(ledger, SHARED_GPU)) == ([], B_FREE)
+    assert (healthy(ledger), healthy(ledger, REPLICAS)) == ([], B_FREE)
     end(ledger)
-    assert healthy(ledger, SHARED_GPU) == [*A_FREE, *B_FREE]
+    assert healthy(ledger, REPLICAS) == [*A_FREE, *B_FREE]
 
 
 @pytest.mark.parametrize(
-    ("announced", "resource", "mine", "open_"),
+    ("announced", "kind", "mine", "open_"),
     [
-        (FOUR, GPU_MEM, "", B_FREE),
-        (FOUR, WHOLE_GPU, "GPU-a", B_FREE),
-        (PLAIN, WHOLE_GPU, "GPU-a::2", ["GPU-b"]),
-        (TWO, WHOLE_GPU, "GPU-a::2", ["GPU-b::0", "GPU-b::1"]),
-        (RENAMED, WHOLE_GPU, "GPU-a::2", []),
+        (FOUR, SHARES, "", B_FREE),
+        (FOUR, WHOLE_GPUS, "GPU-a", B_FREE),
+        (PLAIN, WHOLE_GPUS, "GPU-a::2", ["GPU-b"]),
+        (TWO, WHOLE_GPUS, "GPU-a::2", ["GPU-b::0", "GPU-b::1"]),
+        (RENAMED, WHOLE_GPUS, "GPU-a::2", []),
     ],
 )
 def test_an_agent_that_starts_anew_learns_it_from_the_kubelet(
-    announced: NodeGpus, resource: str, mine: str, open_: list[str]
+    announced: NodeGpus, kind: Kind, mine: str, open_: list[str]
 ) -> None:
     """The configuration was changed while it was away."""
     before = Ledger(PLAIN)
-    mine = mine or next(iter(before.ids.of(GPU_MEM, PLAIN.gpus[0])))
+    mine = mine or next(iter(before.ids.of(SHARES, PLAIN.gpus[0])))
     ledger = Ledger(announced)
     ledger.set_gpus(announced, PLAIN.gpus)
-    ledger.reconcile(listed(resource, mine), {}, 0, 0.0, fresh=True)
+    ledger.reconcile(listed(kind, mine), {}, 0, 0.0, fresh=True)
     assert healthy(ledger) == open_
-    assert [set(holding.gpus) for holding in ledger.held()] == [{mine if resource != GPU_MEM else "GPU-a"}]
+    assert [set(holding.gpus) for holding in ledger.held()] == [{mine if kind is not SHARES else "GPU-a"}]
     end(ledger)
     assert ledger.gpus == announced
 
 
 def test_what_has_its_place_in_the_new_list_closes_nothing() -> None:
     ledger = Ledger(TWO)
-    give(ledger, WHOLE_GPU, "GPU-a::0")
+    give(ledger, WHOLE_GPUS, "GPU-a::0")
     ledger.set_gpus(FOUR, PLAIN.gpus)
     assert healthy(ledger) == [*A_FREE, *B_FREE]
 
 
 def test_a_gpu_that_is_gone_is_not_waited_for() -> None:
     ledger = Ledger(PLAIN)
-    give(ledger, WHOLE_GPU, "GPU-a")
+    give(ledger, WHOLE_GPUS, "GPU-a")
     left: tuple[Gpu, ...] = PLAIN.gpus[1:]
     ledger.set_gpus(NodeGpus(left), left)
     assert ledger.gpus == NodeGpus(left)

@@ -8,11 +8,11 @@ import pytest
 
 from gpuslice.devices.found import FoundGpu, Link, Nearness
 from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
-from gpuslice.names import WHOLE_GPU
 from gpuslice.node.holdings import Refusal
 from gpuslice.node.ledger import Ledger
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation, Grant
+from gpuslice.requests.kinds import WHOLE_GPUS
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 
 PAIRS = {"GPU-0": "GPU-2", "GPU-1": "GPU-3"}
@@ -38,20 +38,20 @@ ALL = [f"GPU-{index}" for index in range(4)]
 
 
 def test_whole_gpus_are_near_to_each_other(ledger: Ledger) -> None:
-    assert ledger.prefer(WHOLE_GPU, ALL, (), 2, {}) == ("GPU-0", "GPU-2")
-    assert ledger.prefer(WHOLE_GPU, ALL[1:], (), 2, {}) == ("GPU-1", "GPU-3")
-    assert ledger.prefer(WHOLE_GPU, ALL, ("GPU-1",), 2, {}) == ("GPU-1", "GPU-3")
+    assert ledger.prefer(WHOLE_GPUS, ALL, (), 2, {}) == ("GPU-0", "GPU-2")
+    assert ledger.prefer(WHOLE_GPUS, ALL[1:], (), 2, {}) == ("GPU-1", "GPU-3")
+    assert ledger.prefer(WHOLE_GPUS, ALL, ("GPU-1",), 2, {}) == ("GPU-1", "GPU-3")
 
 
 def test_what_the_scheduler_planned_wins(ledger: Ledger) -> None:
-    request = PodRequest((ContainerRequest("c", Role.APP, whole=2),))
+    request = PodRequest((ContainerRequest("c", Role.APP, WHOLE_GPUS, 2),))
     planned = Allocation(tuple(Grant("c", uuid, 40960, whole=True) for uuid in ("GPU-0", "GPU-1")))
     pod = NodePod("uid", "default", "a", request, ("c",), planned, since=1)
-    assert ledger.prefer(WHOLE_GPU, ALL, (), 2, {"uid": pod}) == ("GPU-0", "GPU-1")
+    assert ledger.prefer(WHOLE_GPUS, ALL, (), 2, {"uid": pod}) == ("GPU-0", "GPU-1")
     other = replace(pod, uid="other", name="b", planned=None, since=2)
-    taken = ledger.allocate(WHOLE_GPU, ("GPU-0", "GPU-1"), {"uid": pod}, 0.0)
+    taken = ledger.allocate(WHOLE_GPUS, ("GPU-0", "GPU-1"), {"uid": pod}, 0.0)
     assert not isinstance(taken, Refusal)
-    left = ledger.prefer(WHOLE_GPU, ALL[2:], (), 2, {"uid": pod, "other": other})
+    left = ledger.prefer(WHOLE_GPUS, ALL[2:], (), 2, {"uid": pod, "other": other})
     assert left == ("GPU-2", "GPU-3")
 
 
@@ -67,11 +67,11 @@ def test_replicas_are_of_different_gpus_by_policy(packed: bool, chosen: tuple[st
         for index, uuid in enumerate(uuids)
     ]
     ledger = Ledger(NodeGpus(tuple(replicas)))
-    ledger.allocate(WHOLE_GPU, ["GPU-0::0"], {}, 0.0)
-    assert ledger.prefer(WHOLE_GPU, uuids[1:], (), 2, {}) == chosen
-    refused = ledger.prefer(WHOLE_GPU, uuids[1:], (), 4, {})
+    ledger.allocate(WHOLE_GPUS, ["GPU-0::0"], {}, 0.0)
+    assert ledger.prefer(WHOLE_GPUS, uuids[1:], (), 2, {}) == chosen
+    refused = ledger.prefer(WHOLE_GPUS, uuids[1:], (), 4, {})
     assert isinstance(refused, Refusal)
     assert "as many different GPUs; 3 have one that is free" in refused.sentence
-    both = ledger.prefer(WHOLE_GPU, uuids[1:], ("GPU-1::1",), 2, {})
+    both = ledger.prefer(WHOLE_GPUS, uuids[1:], ("GPU-1::1",), 2, {})
     assert not isinstance(both, Refusal)
     assert {one[:5] for one in both} == {"GPU-1", "GPU-0" if packed else "GPU-2"}

@@ -196,14 +196,14 @@ def _read_ours(
         uuids = record.get(container.name, {})
         if not _believable(container, len(uuids)) or not all(map(gpus.find, uuids)):
             return None
-        whole = bool(container.whole)
+        whole = container.kind.whole
         each = container.units // len(uuids)
         grants += [_grant(container.name, uuid, gpus, each, whole) for uuid in uuids]
     return grants
 
 
 def _believable(container: ContainerRequest, gpus: int) -> bool:
-    return gpus == container.whole if container.whole else can_be_spread(container, gpus)
+    return gpus == container.whole if container.kind.whole else can_be_spread(container, gpus)
 
 
 def _read_gpushare_allocation(

@@ -11,6 +11,7 @@ from gpuslice.devices.availability import sick
 from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node
+from gpuslice.requests.kinds import SHARES, WHOLE_GPUS, kind_of
 from gpuslice.units import MemoryUnit, parse_count, read_digits
 
 
@@ -39,7 +40,7 @@ def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] =
     try:
         published = decode_gpus(node.annotations)
         gpus, rest = (published, 0) if published else _without_agent(node, default_unit)
-        units = _count(node.status.allocatable, names.GPU_MEM)
+        units = _count(node.status.allocatable, SHARES.resource)
         whole = {resource: _count(node.status.allocatable, resource) for resource in gpus.resources}
     except InputError as error:
         return NodeInfo(NodeGpus((), default_unit), 0, {}, address, f"node {node.name}: {error}")
@@ -69,7 +70,8 @@ def _without_agent(node: Node, default_unit: MemoryUnit) -> tuple[NodeGpus, int]
     size = unit.to_mib(units // count) if count else 0
     gpus = [Gpu(i, f"{node.name}/gpu{i}", "", min(size, 2**31 - 1), lone=True) for i in range(count)]
     for resource in sorted(capacity or {}):
-        if resource.startswith(names.MIG_PREFIX) or resource == names.SHARED_GPU:
+        kind = kind_of(resource)
+        if kind is not None and kind.whole and kind != WHOLE_GPUS:
             # NVIDIA's device plugin: how many there are is all that it says.
             for i in range(min(_count(capacity, resource), MAX_GPUS - len(gpus))):
                 uuid = f"{node.name}/{resource}/{i}"

@@ -35,7 +35,7 @@ from gpuslice.cluster.resources import (
 )
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.requests.pod import is_gpu_resource
+from gpuslice.requests.kinds import kind_of
 
 Mask = npt.NDArray[np.bool_]
 Amounts = npt.NDArray[np.int64]
@@ -326,7 +326,7 @@ class NodeTable:
         except InputError:
             amounts = {}  # a node that does not say what it has gets no pods
         for name, amount in amounts.items():
-            if not is_gpu_resource(name):
+            if kind_of(name) is None:
                 column = self._column_of(name)  # may replace the arrays: first the column, then the array
                 self._total[column, row] = amount
 

@@ -15,7 +15,8 @@ from typing import Final
 
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Container, PodSpec
-from gpuslice.requests.pod import Role, is_gpu_resource, peak
+from gpuslice.requests.kinds import kind_of
+from gpuslice.requests.pod import Role, peak
 from gpuslice.units import parse_quantity
 
 CPU: Final = "cpu"
@@ -55,7 +56,7 @@ def footprint_of(spec: PodSpec) -> Footprint:
         totals.update(read_amounts(spec.resources.requests or {}, "spec.resources.requests"))
     for name, amount in read_amounts(spec.overhead or {}, "spec.overhead").items():
         totals[name] = totals.get(name, 0) + amount
-    amounts = tuple(sorted((n, min(a, MOST)) for n, a in totals.items() if a > 0 and not is_gpu_resource(n)))
+    amounts = tuple(sorted((n, min(a, MOST)) for n, a in totals.items() if a > 0 and kind_of(n) is None))
     return Footprint(amounts, _host_ports(spec))
 
 

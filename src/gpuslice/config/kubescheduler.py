@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gpuslice import names
 from gpuslice.errors import InputError
+from gpuslice.requests.kinds import FIXED, SHARES
 
 Json = dict[str, Any]
 
@@ -68,10 +69,7 @@ def extender_of(wiring: Wiring) -> Json:
         "httpTimeout": _TIMEOUT_SECONDS * 10**9 if wiring.uses_policy else f"{_TIMEOUT_SECONDS}s",
         "nodeCacheCapable": True,
         "ignorable": False,
-        "managedResources": [
-            {"name": name, "ignoredByScheduler": False}
-            for name in (names.GPU_MEM, names.WHOLE_GPU, names.SHARED_GPU)
-        ],
+        "managedResources": [{"name": kind.resource, "ignoredByScheduler": False} for kind in FIXED],
     }
     tls: Json = {}
     if wiring.server_name is not None:
@@ -220,4 +218,4 @@ def _command(manifest: Mapping[str, Any]) -> list[str]:
 
 def _manages_shares(extender: object) -> bool:
     managed = extender.get("managedResources") if isinstance(extender, dict) else None
-    return any(isinstance(one, dict) and one.get("name") == names.GPU_MEM for one in managed or [])
+    return any(isinstance(one, dict) and one.get("name") == SHARES.resource for one in managed or [])

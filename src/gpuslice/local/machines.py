@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import msgspec
 
-from gpuslice import names
 from gpuslice.capacity.dressing import labels_of, new_node
 from gpuslice.capacity.nodepool import PoolWish
 from gpuslice.cluster.annotations import encode_gpus
@@ -20,6 +19,7 @@ from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.kubelet.node import NodeDescription
 from gpuslice.local.nodes import Nodes
 from gpuslice.node.discovery.simulated import SimulatedDriver
+from gpuslice.requests.kinds import SHARES
 from gpuslice.scheduler.imagined import Imagined
 from gpuslice.units import MemoryUnit
 
@@ -81,7 +81,7 @@ class SimulatedMachines:
         )
         body["metadata"]["labels"] |= node.all_labels()
         devices = {r: str(sum(gpu.resource == r for gpu in gpus.gpus)) for r in gpus.resources}
-        units = {names.GPU_MEM: str(sum(map(gpus.units_of, gpus.gpus)))}
+        units = {SHARES.resource: str(sum(map(gpus.units_of, gpus.gpus)))}
         body["status"] = {"allocatable": node.resources() | devices | units}
         return msgspec.convert(body, Node)
 

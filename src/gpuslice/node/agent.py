@@ -15,7 +15,6 @@ from typing import Final
 
 import structlog
 
-from gpuslice import names
 from gpuslice.clock import Clock, happened
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
@@ -44,6 +43,7 @@ from gpuslice.node.plugin import Plugin, Station
 from gpuslice.node.podfolders import PodFolders
 from gpuslice.node.publish import NodePublisher
 from gpuslice.node.slicefiles import SliceFolders
+from gpuslice.requests.kinds import kinds_of
 from gpuslice.units import MemoryUnit
 
 RECONCILE_SECONDS: Final = 30.0
@@ -290,9 +290,9 @@ class Agent:
         Memory is served even where there is none yet: its ids come with the first GPU that is free to share.
         """
         served = {station.resource for station in self._stations}
-        for resource in dict.fromkeys((names.GPU_MEM, *(gpu.resource for gpu in desk.ledger.gpus.gpus))):
-            if resource not in served:
-                plugin = Plugin(resource, desk)
+        for kind in kinds_of(desk.ledger.gpus):
+            if kind.resource not in served:
+                plugin = Plugin(kind, desk)
                 station = Station(plugin, self._folder, clock=self._clock, random=self._random)
                 self._stations = (*self._stations, station)
                 group.create_task(station.run())

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.node.deviceids import DeviceIds
-from gpuslice.node.holdings import Held, Owner, amount
+from gpuslice.node.holdings import Held, Owner
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation, Grant
+from gpuslice.requests.kinds import Kind
 from gpuslice.requests.pod import Role
 
 
@@ -45,7 +45,7 @@ class Book:
 
     def write(
         self,
-        resource: str,
+        kind: Kind,
         ids: frozenset[str],
         owner: Owner | None,
         *,
@@ -54,8 +54,8 @@ class Book:
     ) -> Held:
         """A new grant, of the kubelet's latest call. `now` in monotonic seconds."""
         self._serial += 1
-        gpus = self._located(resource, ids)
-        written = Held(self._serial, resource, ids, gpus, owner, certain, self.calls, now)
+        gpus = self._located(kind, ids)
+        written = Held(self._serial, kind, ids, gpus, owner, certain, self.calls, now)
         self._put(written)
         if owner is not None:
             self._touched.add(owner.uid)
@@ -64,12 +64,12 @@ class Book:
     def locate(self) -> None:
         """Say on which GPUs those ids are of which that was not known, the GPUs being others now."""
         for holding in self.held():
-            if not holding.gpus and (gpus := self._located(holding.resource, holding.ids)):
+            if not holding.gpus and (gpus := self._located(holding.kind, holding.ids)):
                 self._put(replace(holding, gpus=gpus))
 
-    def _located(self, resource: str, ids: frozenset[str]) -> dict[str, int]:
-        found = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, ids).items()}
-        if resource != names.GPU_MEM:
+    def _located(self, kind: Kind, ids: frozenset[str]) -> dict[str, int]:
+        found = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(kind, ids).items()}
+        if kind.whole:
             # A device that is announced by another name now is held all the same.
             found |= {uuid: 1 for uuid in sorted(ids) if self.ids.gpus.find(uuid)}
         return found
@@ -92,7 +92,7 @@ class Book:
         former = holding.owner
         for other in self.held_by(owner.uid):
             if other.owner == owner and other.serial != serial:
-                same = other.resource == holding.resource and len(other.ids) == len(holding.ids)
+                same = other.kind == holding.kind and len(other.ids) == len(holding.ids)
                 self.change(other, former if same else None, certain=False)
         self.change(holding, owner, certain=certain)
 
@@ -174,7 +174,7 @@ class Book:
                 if (
                     owner != but
                     and owner not in owned
-                    and amount(container, holding.resource) == len(holding.ids)
+                    and container.count(holding.kind) == len(holding.ids)
                     and set(self._place(owner, pods)) == set(holding.gpus)
                 ):
                     return owner

@@ -41,6 +41,7 @@ from gpuslice.node.sameids import SameIds
 from gpuslice.node.slicefiles import GpuPart, SliceFile, SliceFolders
 from gpuslice.node.standin import IN_CONTAINER, NAME, script
 from gpuslice.node.started import Started, Starts
+from gpuslice.requests.kinds import Kind
 from gpuslice.units import read_digits
 
 FRESH_SECONDS: Final = 1.0
@@ -170,9 +171,9 @@ class Desk:
         self.publisher.check(self.pods)
 
     # --- the kubelet's calls ----------------------------------------------------------------------
-    def devices(self, resource: str) -> Sequence[Device]:
-        listed = self.ledger.ids.listed(resource)
-        if resource == names.GPU_MEM:  # thousands of ids in a message that has a limit
+    def devices(self, kind: Kind) -> Sequence[Device]:
+        listed = self.ledger.ids.listed(kind)
+        if not kind.whole:  # thousands of ids in a message that has a limit
             return [Device(device_id, healthy) for device_id, healthy in listed]
         return [Device(device_id, healthy, self._near(device_id)) for device_id, healthy in listed]
 
@@ -181,12 +182,12 @@ class Desk:
         gpu = self.ledger.gpus.find(device_id)
         return () if gpu is None or gpu.numa_node is None else (gpu.numa_node,)
 
-    async def prefer(self, resource: str, request: PreferredRequest) -> Sequence[str]:
+    async def prefer(self, kind: Kind, request: PreferredRequest) -> Sequence[str]:
         await self._once_rebuilt()
         self.last_call = self._clock.monotonic()
         self._lingering()
-        ask = (resource, request.available, request.must_include, request.size)
-        knows = self._complete() and self.ledger.expects(resource, request.size, self.pods)
+        ask = (kind, request.available, request.must_include, request.size)
+        knows = self._complete() and self.ledger.expects(kind, request.size, self.pods)
         if not request.must_include and not knows:
             await self._fetch_all()
         answer = self.ledger.prefer(*ask, self.pods)
@@ -201,20 +202,20 @@ class Desk:
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, answer.sentence)
         return answer
 
-    async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+    async def allocate(self, kind: Kind, ids: Sequence[str]) -> ContainerAllocation:
         await self._once_rebuilt()
         self.last_call = self._clock.monotonic()
         self._lingering()
-        outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
+        outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal) and await self._fetch_all():
             # Before a pod is turned away: a kubelet that gives out all that is left has not asked us, and
             # may know before we do that the former holder has ended or who comes.
-            outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
+            outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal):
             # The pod would fail for good, so even this is worth it: a kubelet that is asked now may forget
             # that it gives out these ids, but we do not.
             await self._look()
-            outcome = self.ledger.allocate(resource, ids, self.pods, self._clock.monotonic())
+            outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
         # Asked once the ids are taken: from here on nobody of ours cuts the GPU.
@@ -223,8 +224,8 @@ class Desk:
             raise RpcError(RpcCode.FAILED_PRECONDITION, problem)
         try:
             # Shares by index, as annotations have them; devices as asked for, as NVIDIA's plugin does.
-            asked = tuple(outcome.gpus) if resource == names.GPU_MEM else ids
-            given = self._handing.answer(resource, asked)
+            asked = ids if kind.whole else tuple(outcome.gpus)
+            given = self._handing.answer(kind.resource, asked)
             mounts = self._mounts(outcome)
         except InputError as error:
             self.ledger.withdraw(outcome)
@@ -235,13 +236,13 @@ class Desk:
         envs = {**given.envs, **self._environment(outcome)}
         return replace(given, envs=envs, mounts=(*mounts, *given.mounts))
 
-    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
+    async def pre_start(self, kind: Kind, ids: Sequence[str]) -> None:
         until = self._clock.monotonic() + ENDED_SECONDS
         await self._once_rebuilt()
         told = False
         while True:
-            await self._others_ended(resource, ids, until)
-            identity = await self._who_starts(resource, ids)
+            await self._others_ended(kind, ids, until)
+            identity = await self._who_starts(kind, ids)
             if identity is None:
                 continue
             if told or await self._told(identity.pod.uid):
@@ -332,18 +333,18 @@ class Desk:
             if name not in self._starts and (pod is None or pod.alive):
                 devices = frozenset(gpu.uuid for gpu in content.gpus)
                 known = held.get(name)
-                resource, ids = (known.resource, known.ids) if known else ("", frozenset[str]())
+                kind, ids = (known.kind, known.ids) if known else (None, frozenset[str]())
                 key = f"{content.namespace}/{content.pod}"
-                self._starts.note(name, Started(content.uid, key, devices, resource, ids))
+                self._starts.note(name, Started(content.uid, key, devices, kind, ids))
 
-    def _in_the_way(self, resource: str, ids: Sequence[str]) -> dict[str, str]:
+    def _in_the_way(self, kind: Kind, ids: Sequence[str]) -> dict[str, str]:
         """The pods that have to end before this container starts: namespace/name by uid."""
-        gpus = self.ledger.ids.per_gpu(resource, ids)
-        return self._starts.beside(resource, ids, gpus, self._lingering())
+        gpus = self.ledger.ids.per_gpu(kind, ids)
+        return self._starts.beside(kind, ids, gpus, self._lingering())
 
-    async def _others_ended(self, resource: str, ids: Sequence[str], until: float) -> None:
+    async def _others_ended(self, kind: Kind, ids: Sequence[str], until: float) -> None:
         """Wait until nobody runs with these ids who was deleted by force. Raises RpcError if that lasts."""
-        while others := self._in_the_way(resource, ids):
+        while others := self._in_the_way(kind, ids):
             if not await self._pod_folders.gone(others, until - self._clock.monotonic()):
                 uid, key = next(iter(others.items()))
                 raise RpcError(
@@ -367,7 +368,7 @@ class Desk:
             pass  # it is checked again
         return True
 
-    async def _who_starts(self, resource: str, ids: Sequence[str]) -> Identity | None:
+    async def _who_starts(self, kind: Kind, ids: Sequence[str]) -> Identity | None:
         """Who it is, noted down; None if somebody is in the way. Raises RpcError."""
         try:
             listing = await self._listing.get()
@@ -375,16 +376,16 @@ class Desk:
             raise RpcError(
                 RpcCode.UNAVAILABLE, f"kubelet's pod-resources do not say whose container starts: {error}"
             ) from error
-        identity = await self._identify(resource, ids, listing)
-        if self._in_the_way(resource, ids):
+        identity = await self._identify(kind, ids, listing)
+        if self._in_the_way(kind, ids):
             return None
         pod, devices = identity.pod, frozenset(map(device_of, identity.held.gpus))
-        started = Started(pod.uid, pod.key, devices, resource, frozenset(ids))
+        started = Started(pod.uid, pod.key, devices, kind, frozenset(ids))
         self._starts.note(self._folders.of(ids).name, started)
         return identity
 
-    async def _identify(self, resource: str, ids: Sequence[str], listing: Sequence[PodResources]) -> Identity:
-        outcome = self._ask(resource, ids, listing, fresh=False)
+    async def _identify(self, kind: Kind, ids: Sequence[str], listing: Sequence[PodResources]) -> Identity:
+        outcome = self._ask(kind, ids, listing, fresh=False)
         if isinstance(outcome, Unsure):
             known = await self._fetch(outcome.key) if outcome.key else await self._fetch_all()
             if not known:
@@ -393,17 +394,17 @@ class Desk:
                     f"cannot ask the API server about {outcome.key or 'the pods of this node'}; "
                     "the container starts when it is back",
                 )
-            outcome = self._ask(resource, ids, listing, fresh=True)
+            outcome = self._ask(kind, ids, listing, fresh=True)
         if isinstance(outcome, Identity):
             return outcome
         sentence = outcome.sentence if isinstance(outcome, Refusal) else "the pod is not known"
         raise RpcError(RpcCode.FAILED_PRECONDITION, sentence)
 
     def _ask(
-        self, resource: str, ids: Sequence[str], listing: Sequence[PodResources], *, fresh: bool
+        self, kind: Kind, ids: Sequence[str], listing: Sequence[PodResources], *, fresh: bool
     ) -> Identity | Unsure | Refusal:
         now = self._clock.monotonic()
-        return self.ledger.identify(resource, ids, listing, self.pods, now, fresh=fresh)
+        return self.ledger.identify(kind, ids, listing, self.pods, now, fresh=fresh)
 
     async def _fetch(self, key: str) -> bool:
         """Read one pod anew; True if the API server answered."""
@@ -443,7 +444,7 @@ class Desk:
     def _environment(self, held: Held) -> Mapping[str, str]:
         """What a container is told besides its devices."""
         envs: dict[str, str] = {}
-        if held.resource == names.GPU_MEM:
+        if not held.kind.whole:
             gpus = [gpu for uuid in held.gpus if (gpu := self.ledger.gpus.find(uuid)) is not None]
             pod = self.pods.get(held.owner.uid) if held.owner else None
             envs |= {
@@ -467,15 +468,14 @@ class Desk:
         return (*mounts, Mount(IN_CONTAINER, str(path)))
 
     def _content(self, identity: Identity) -> SliceFile:
-        shares = identity.held.resource == names.GPU_MEM
-        gpus = self.ledger.gpus
+        kind, gpus = identity.held.kind, self.ledger.gpus
         parts = tuple(
             GpuPart(
                 gpu.index,
                 gpu.device,
                 gpu.model,
-                gpus.unit.to_mib(count) if shares else gpu.memory_mib,
-                not shares and uuid == gpu.device,
+                kind.mib(gpus, uuid, count),
+                kind.whole and uuid == gpu.device,
             )
             for uuid, count in identity.held.gpus.items()
             if (gpu := gpus.find(uuid)) is not None

@@ -15,9 +15,9 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
-from gpuslice import names
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError
+from gpuslice.requests.kinds import Kind
 from gpuslice.units import MemoryUnit
 
 MESSAGE_LIMIT: Final = 4 * 1024 * 1024
@@ -39,47 +39,47 @@ class DeviceIds:
         self._tags = _tags(gpu.uuid for gpu in gpus.gpus)
         self._by_tag = {self._tags[gpu.uuid]: gpu for gpu in gpus.gpus}
 
-    def of(self, resource: str, gpu: Gpu) -> Iterator[str]:
-        """All ids of one GPU for `aliyun.com/gpu-mem`, or the one for the resource that counts it whole."""
-        if resource != names.GPU_MEM:
-            if resource == gpu.resource:
+    def of(self, kind: Kind, gpu: Gpu) -> Iterator[str]:
+        """All ids of one GPU: of its units if it is shared, its own if it is given out whole."""
+        if kind.whole:
+            if kind.is_offered_by(gpu):
                 yield gpu.uuid
             return
         tag = self._tags[gpu.uuid]
         for unit in range(self.gpus.units_of(gpu)):
             yield f"{tag}-{_base36(unit)}"
 
-    def gpu(self, resource: str, device_id: str) -> Gpu | None:
+    def gpu(self, kind: Kind, device_id: str) -> Gpu | None:
         """The GPU that an id is a part of, or None if this node never gave out such an id."""
-        if resource != names.GPU_MEM:
+        if kind.whole:
             whole = self.gpus.find(device_id)
-            return whole if whole is not None and whole.resource == resource else None
+            return whole if whole is not None and kind.is_offered_by(whole) else None
         tag, _, number = device_id.partition("-")
         gpu, unit = self._by_tag.get(tag), _unit(number)
         return gpu if gpu is not None and 0 <= unit < self.gpus.units_of(gpu) else None
 
-    def locate(self, resource: str, device_id: str) -> str | None:
+    def locate(self, kind: Kind, device_id: str) -> str | None:
         """The UUID of that GPU."""
-        gpu = self.gpu(resource, device_id)
+        gpu = self.gpu(kind, device_id)
         return gpu.uuid if gpu else None
 
-    def per_gpu(self, resource: str, ids: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    def per_gpu(self, kind: Kind, ids: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         """Ids by the UUID of their GPU, GPUs by index; ids that are not of this node are left out."""
         found: dict[str, list[tuple[int, str]]] = {}
         for device_id in ids:
-            gpu = self.gpu(resource, device_id)
+            gpu = self.gpu(kind, device_id)
             if gpu is not None:
                 found.setdefault(gpu.uuid, []).append((len(device_id), device_id))
         order = [gpu.uuid for gpu in self.gpus.gpus if gpu.uuid in found]
         return {uuid: tuple(device_id for _, device_id in sorted(found[uuid])) for uuid in order}
 
-    def listed(self, resource: str) -> Sequence[tuple[str, bool]]:
+    def listed(self, kind: Kind) -> Sequence[tuple[str, bool]]:
         """What ListAndWatch tells: (id, healthy).
 
         "Unhealthy" is a longer word than "Healthy": if many sick GPUs made the message too large, the ids
         of the last of them are left out, which a kubelet takes as just as unusable.
         """
-        size = message_size(self.gpus) if resource == names.GPU_MEM else 0
+        size = 0 if kind.whole else message_size(self.gpus)
         listed: list[tuple[str, bool]] = []
         for gpu in self.gpus.gpus:
             if not gpu.available:
@@ -87,7 +87,7 @@ class DeviceIds:
                 if size > MESSAGE_LIMIT:
                     size -= _gpu_size(self.gpus.units_of(gpu), _UNHEALTHY)
                     continue
-            listed.extend((device_id, gpu.available) for device_id in self.of(resource, gpu))
+            listed.extend((device_id, gpu.available) for device_id in self.of(kind, gpu))
         return listed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.node.holdings import Held
 
@@ -39,15 +38,8 @@ def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) 
         labels = (str(gpu.index), gpu.uuid, gpu.model)
         on_it = [holding for holding in holdings if gpu.uuid in holding.gpus]
         memory.labels(*labels).set(gpu.memory_mib)
-        given.labels(*labels).set(sum(_mib(gpus, holding, gpu.uuid) for holding in on_it))
+        given.labels(*labels).set(sum(h.kind.mib(gpus, gpu.uuid, h.gpus[gpu.uuid]) for h in on_it))
         containers.labels(*labels).set(len(on_it))
         healthy.labels(*labels).set(not gpu.availability.sick)
         closed.labels(*labels).set(gpu.availability.closed)
     return generate_latest(registry)
-
-
-def _mib(gpus: NodeGpus, holding: Held, uuid: str) -> int:
-    gpu = gpus.find(uuid)
-    if holding.resource != names.GPU_MEM:
-        return gpu.memory_mib if gpu else 0
-    return gpus.unit.to_mib(holding.gpus[uuid])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from gpuslice import names
 from gpuslice.node.nodepod import NodePod
+from gpuslice.requests.kinds import Kind
 from gpuslice.requests.pod import ContainerRequest, Role
 
 _NONE: Final[frozenset[str]] = frozenset()
@@ -31,7 +31,7 @@ class Held:
     """
 
     serial: int
-    resource: str
+    kind: Kind
     ids: frozenset[str]
     gpus: Mapping[str, int]
     owner: Owner | None
@@ -74,15 +74,8 @@ class Wish:
         return tuple(grant.gpu for grant in self.pod.planned.of(self.container.name))
 
 
-def amount(container: ContainerRequest, resource: str) -> int:
-    """How many ids of a resource a container asks for."""
-    if resource == names.GPU_MEM:
-        return container.units
-    return container.whole if container.resource == resource else 0
-
-
 def wishes(
-    pods: Mapping[str, NodePod], held: Iterable[Held], resource: str, size: int, current: str
+    pods: Mapping[str, NodePod], held: Iterable[Held], kind: Kind, size: int, current: str
 ) -> list[Wish]:
     """The waiting containers that ask for exactly that much, the likeliest first.
 
@@ -90,7 +83,7 @@ def wishes(
     at (`current`, a uid) is likeliest; then the pods by the time of their bind, and of each pod the first.
     """
     found: list[tuple[bool, bool, bool, int, str, int, Wish]] = []
-    for wish, is_next in waiting(pods, held, resource, size):
+    for wish, is_next in waiting(pods, held, kind, size):
         pod = wish.pod
         # A pod without a time of bind was placed by nobody: it comes last.
         when = pod.since or 2**63
@@ -100,7 +93,7 @@ def wishes(
 
 
 def waiting(
-    pods: Mapping[str, NodePod], held: Iterable[Held], resource: str, size: int
+    pods: Mapping[str, NodePod], held: Iterable[Held], kind: Kind, size: int
 ) -> Iterator[tuple[Wish, bool]]:
     """The containers that wait for exactly that much, and of each if it is the next of its pod."""
     owned: dict[str, set[str]] = {}
@@ -115,19 +108,19 @@ def waiting(
         is_next = True
         for position, container in enumerate(containers):
             if container.name not in served:
-                if amount(container, resource) == size:
+                if container.count(kind) == size:
                     yield Wish(pod, container, position), is_next
                 is_next = False
 
 
-def inits(held: Iterable[Held], resource: str, size: int, pods: Iterable[NodePod]) -> list[Owner]:
+def inits(held: Iterable[Held], kind: Kind, size: int, pods: Iterable[NodePod]) -> list[Owner]:
     """Init containers of that size without a certain grant; those without any first."""
     taken = {h.owner: h.certain for h in held}
     found = [
         Owner(pod.uid, container.name)
         for pod in sorted(pods, key=lambda p: (p.since, p.key))
         for container in pod.request.containers
-        if container.role is Role.INIT and amount(container, resource) == size
+        if container.role is Role.INIT and container.count(kind) == size
     ]
     return sorted((o for o in found if not taken.get(o)), key=lambda owner: owner in taken)
 

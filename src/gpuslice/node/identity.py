@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpuslice import names
 from gpuslice.node.book import Book
-from gpuslice.node.holdings import Held, Owner, Refusal, Unsure, amount, inits, is_init, is_over
+from gpuslice.node.holdings import Held, Owner, Refusal, Unsure, inits, is_init, is_over
 from gpuslice.node.kubeletmessages import PodResources
 from gpuslice.node.nodepod import NodePod
-from gpuslice.requests.pod import Role, is_gpu_resource
+from gpuslice.requests.kinds import Kind, kinds_in
+from gpuslice.requests.pod import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Identity:
 
 def identify(
     book: Book,
-    resource: str,
+    kind: Kind,
     ids: Collection[str],
     listing: Iterable[PodResources],
     pods: Mapping[str, NodePod],
@@ -48,7 +48,7 @@ def identify(
     listed = {
         f"{entry.namespace}/{entry.name}": entry
         for entry in listing
-        if any(c.ids(resource) & wanted for c in entry.containers)
+        if any(c.ids(kind.resource) & wanted for c in entry.containers)
     }
     if len(listed) > 1:
         ended = {pod.key for pod in pods.values() if not pod.alive}
@@ -59,13 +59,13 @@ def identify(
             "the others have ended"
         )
     if not listed:
-        return _unlisted(book, resource, wanted, listing, pods, now, fresh=fresh)
+        return _unlisted(book, kind, wanted, listing, pods, now, fresh=fresh)
     key, entry = next(iter(listed.items()))
     pod = next((p for p in pods.values() if p.key == key), None)
     if pod is None or (not pod.alive and not fresh):
         return Refusal(f"the API server does not know pod {key}") if fresh else Unsure(key)
-    exact = next((c.name for c in entry.containers if c.ids(resource) == wanted), None)
-    holding = _of_pod(book, resource, wanted, pod, exact)
+    exact = next((c.name for c in entry.containers if c.ids(kind.resource) == wanted), None)
+    holding = _of_pod(book, kind, wanted, pod, exact)
     if holding is None or holding.owner is None:
         if not fresh:
             return Unsure(key)
@@ -96,19 +96,19 @@ def learn(
     listing = list(listing)
     pods = book.replanned(pods)
     named = _named(book, listing, pods, starting)
-    settled = {(h.resource, h.ids): h.owner for h in book.held() if h.certain}
+    settled = {(h.kind, h.ids): h.owner for h in book.held() if h.certain}
     for entry, pod in named:
         for container in entry.containers:
-            for resource in filter(is_gpu_resource, container.resources):
-                ids = container.ids(resource)
-                known = settled.get((resource, ids)) if ids and pod else None
+            for kind in kinds_in(container.resources):
+                ids = container.ids(kind.resource)
+                known = settled.get((kind, ids)) if ids and pod else None
                 if pod and known is not None and known == Owner(pod.uid, container.name):
                     continue
                 if ids:
                     asked = pod.request.container(container.name) if pod else None
-                    fits = asked is not None and amount(asked, resource) == len(ids)
+                    fits = asked is not None and asked.count(kind) == len(ids)
                     owner = Owner(pod.uid, container.name) if pod and fits else None
-                    _learn_one(book, resource, ids, owner, pods, now)
+                    _learn_one(book, kind, ids, owner, pods, now)
     if all(holding.certain for holding in book.held()):
         return
     for entry, pod in named:
@@ -142,15 +142,15 @@ def _rank(
     book: Book, pod: NodePod, starting: frozenset[str], entry: PodResources
 ) -> tuple[bool, bool, bool, int]:
     """How likely an entry of a pod's name is the pod's: the greater the likelier."""
-    mine = [h for h in book.held() if any(c.ids(h.resource) == h.ids for c in entry.containers)]
+    mine = [h for h in book.held() if any(c.ids(h.kind.resource) == h.ids for c in entry.containers)]
     return (
-        any(c.ids(resource) == starting for c in entry.containers for resource in c.resources if starting),
+        any(c.ids(name) == starting for c in entry.containers for name in c.resources if starting),
         any(h.certain and h.owner is not None and h.owner.uid == pod.uid for h in mine),
         all(
-            amount(asked, resource) == len(c.ids(resource))
+            asked.count(kind) == len(c.ids(kind.resource))
             for c in entry.containers
             if (asked := pod.request.container(c.name)) is not None
-            for resource in {names.GPU_MEM, asked.resource, *filter(is_gpu_resource, c.resources)}
+            for kind in {asked.kind, *kinds_in(c.resources)}
         ),
         max((h.call for h in mine), default=0),
     )
@@ -158,20 +158,20 @@ def _rank(
 
 def _learn_one(
     book: Book,
-    resource: str,
+    kind: Kind,
     ids: frozenset[str],
     owner: Owner | None,
     pods: Mapping[str, NodePod],
     now: float,
 ) -> None:
-    matches = [h for h in book.held() if h.resource == resource and h.ids == ids]
+    matches = [h for h in book.held() if h.kind == kind and h.ids == ids]
     mine = next((h for h in matches if owner is not None and h.owner == owner), None)
     # An app container can hold exactly its init container's ids: the later grant is its own.
     holding = mine or next((h for h in reversed(matches) if not h.certain), None)
     if holding is None and matches:
         return
     if holding is None:
-        holding = book.write(resource, ids, None, certain=False, now=now)
+        holding = book.write(kind, ids, None, certain=False, now=now)
     if owner is not None:
         book.hand_over(holding, owner, pods)
         book.give(holding.serial, owner, certain=True)
@@ -183,11 +183,11 @@ def _learn_inits(book: Book, entry: PodResources, pod: NodePod) -> None:
     And so on from each to the next: a container gets a random subset of what the init containers before it
     leave, and that may miss all the ids of one of them.
     """
-    for resource in sorted({h.resource for h in book.held() if not h.certain}):
-        unsure = [h for h in book.held() if h.resource == resource and not h.certain]
+    for kind in sorted({h.kind for h in book.held() if not h.certain}, key=lambda kind: kind.resource):
+        unsure = [h for h in book.held() if h.kind == kind and not h.certain]
         theirs = frozenset().union(
-            *(c.ids(resource) for c in entry.containers),
-            *(h.ids for h in book.held_by(pod.uid) if h.certain and h.resource == resource),
+            *(c.ids(kind.resource) for c in entry.containers),
+            *(h.ids for h in book.held_by(pod.uid) if h.certain and h.kind == kind),
         )
         found: list[Held] = []
         while linked := [h for h in unsure if h.ids & theirs]:
@@ -198,7 +198,7 @@ def _learn_inits(book: Book, entry: PodResources, pod: NodePod) -> None:
             grants = sorted((h for h in found if len(h.ids) == size), key=lambda h: h.serial)
             unknown = [
                 owner
-                for owner in inits((), resource, size, [pod])
+                for owner in inits((), kind, size, [pod])
                 if not any(h.owner == owner and h.certain for h in book.held_by(pod.uid))
             ]
             # A kubelet that dies while it admits a pod forgets the latest grant, and asks for another.
@@ -218,19 +218,17 @@ def _guess_next(book: Book, pod: NodePod) -> None:
     for container in pod.request.containers:
         after = unsure.get(latest + 1)
         unknown = container.role is Role.INIT and container.name not in mine
-        if unknown and after is not None and amount(container, after.resource) == len(after.ids):
+        if unknown and after is not None and container.count(after.kind) == len(after.ids):
             book.give(after.serial, Owner(pod.uid, container.name), certain=False)
         latest = max(latest, mine.get(container.name, latest))
 
 
-def _of_pod(
-    book: Book, resource: str, ids: frozenset[str], pod: NodePod, container: str | None
-) -> Held | None:
+def _of_pod(book: Book, kind: Kind, ids: frozenset[str], pod: NodePod, container: str | None) -> Held | None:
     """The grant of exactly these ids that is certainly this pod's."""
     mine = [
         h
         for h in book.held()
-        if h.resource == resource and h.ids == ids and h.certain and h.owner and h.owner.uid == pod.uid
+        if h.kind == kind and h.ids == ids and h.certain and h.owner and h.owner.uid == pod.uid
     ]
     named = next((h for h in mine if h.owner and h.owner.container == container), None)
     if named or mine:
@@ -238,13 +236,13 @@ def _of_pod(
     if container is not None:
         return None
     # An ordinary init container whose grant a former run of the agent wrote down: it restarts.
-    owner = next(iter(inits(book.held(), resource, len(ids), [pod])), None)
-    return book.write(resource, ids, owner, certain=True, now=0.0) if owner else None
+    owner = next(iter(inits(book.held(), kind, len(ids), [pod])), None)
+    return book.write(kind, ids, owner, certain=True, now=0.0) if owner else None
 
 
 def _unlisted(
     book: Book,
-    resource: str,
+    kind: Kind,
     ids: frozenset[str],
     listing: Sequence[PodResources],
     pods: Mapping[str, NodePod],
@@ -257,10 +255,10 @@ def _unlisted(
     Its pod's other containers ask for nothing, or got other ids of those that its init containers left. Pods
     that ask for the same in this way cannot be told apart; nor need they be, but by name.
     """
-    holding = next((h for h in book.held() if h.resource == resource and h.ids == ids), None)
+    holding = next((h for h in book.held() if h.kind == kind and h.ids == ids), None)
     owner = _known_init(holding, pods)
     if owner is None:
-        owner = _by_elimination(book, resource, ids, holding, pods, fresh=fresh)
+        owner = _by_elimination(book, kind, ids, holding, pods, fresh=fresh)
     if owner is None:
         if not fresh:
             return Unsure("")
@@ -268,7 +266,7 @@ def _unlisted(
             f"no pod of this node is known that holds these {len(ids)} ids; kubelet will try again"
         )
     if holding is None:
-        holding = book.write(resource, ids, None, certain=False, now=now)
+        holding = book.write(kind, ids, None, certain=False, now=now)
     book.give(holding.serial, owner, certain=True)
     found = Identity(pods[owner.uid], owner.container, book.get(holding.serial))
     return _in_order(book, found, listing, pods)
@@ -283,7 +281,7 @@ def _known_init(holding: Held | None, pods: Mapping[str, NodePod]) -> Owner | No
 
 def _by_elimination(
     book: Book,
-    resource: str,
+    kind: Kind,
     ids: frozenset[str],
     holding: Held | None,
     pods: Mapping[str, NodePod],
@@ -296,19 +294,17 @@ def _by_elimination(
     was left before, or of a former run of the agent that wrote its grant down. Then all pods must be known.
     """
     living = [pod for pod in pods.values() if pod.alive]
-    alone = [pod for pod in living if _only_init(pod, resource)]
+    alone = [pod for pod in living if _only_init(pod, kind)]
     listed = [p for p in living if any(h.certain for h in book.held_by(p.uid))] if fresh else []
     guess = holding.owner if holding else None
     if any(pod.uid == guess.uid and is_init(pod, guess) for pod in alone + listed if guess):
         return guess
-    gpus = book.ids.per_gpu(resource, ids).keys()
+    gpus = book.ids.per_gpu(kind, ids).keys()
     near = [p for p in listed if any(h.certain and h.gpus.keys() & gpus for h in book.held_by(p.uid))]
     # Who has a name by elimination may have another's, who is gone: one of the living has these ids.
     held = book.held()
     rounds = ((held, alone), (held, near), (held, listed), ((), alone if fresh else ()), ((), near))
-    return next(
-        (found[0] for known, some in rounds if (found := inits(known, resource, len(ids), some))), None
-    )
+    return next((found[0] for known, some in rounds if (found := inits(known, kind, len(ids), some))), None)
 
 
 def _in_order(
@@ -317,9 +313,9 @@ def _in_order(
     """Fail closed: a container whose slice is not what it asked for does not start."""
     holding, asked = identity.held, identity.pod.request.container(identity.container)
     where = f"container {identity.container} of {identity.pod.key}"
-    if asked is None or amount(asked, holding.resource) != len(holding.ids):
+    if asked is None or asked.count(holding.kind) != len(holding.ids):
         return Refusal(f"{where} holds {len(holding.ids)} ids, which is not what it asks for; delete the pod")
-    if holding.resource == names.GPU_MEM:
+    if not holding.kind.whole:
         counts = set(holding.gpus.values())
         if len(holding.gpus) != asked.across or len(counts) != 1 or sum(holding.gpus.values()) != asked.units:
             return Refusal(
@@ -327,8 +323,8 @@ def _in_order(
                 f"but its ids lie on {len(holding.gpus)}; delete the pod"
             )
     for other in book.held():
-        clash = other.resource != holding.resource and other.gpus.keys() & holding.gpus.keys()
-        twice = other.resource == holding.resource and other.ids & holding.ids
+        clash = other.kind != holding.kind and other.gpus.keys() & holding.gpus.keys()
+        twice = other.kind == holding.kind and other.ids & holding.ids
         same = other.owner is not None and other.owner.uid == identity.pod.uid
         # What has ended, as the API server and kubelet agree, waits here for the next reconciliation.
         ended = is_over(other, pods) and not _lists(listing, other)
@@ -341,9 +337,9 @@ def _in_order(
 
 def _lists(listing: Iterable[PodResources], holding: Held) -> bool:
     """True if some container still has one of these ids, as kubelet sees it."""
-    return any(c.ids(holding.resource) & holding.ids for entry in listing for c in entry.containers)
+    return any(c.ids(holding.kind.resource) & holding.ids for entry in listing for c in entry.containers)
 
 
-def _only_init(pod: NodePod, resource: str) -> bool:
-    asking = [c for c in pod.request.containers if amount(c, resource)]
+def _only_init(pod: NodePod, kind: Kind) -> bool:
+    asking = [c for c in pod.request.containers if c.count(kind)]
     return bool(asking) and all(c.role is Role.INIT for c in asking)

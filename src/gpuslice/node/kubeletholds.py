@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.sharing import device_of
 from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.kubeletapi import PodResourcesClient
+from gpuslice.requests.kinds import kind_of
 
 
 async def held_by_pods(socket: Path, gpus: NodeGpus) -> frozenset[str]:
@@ -27,9 +27,8 @@ async def held_by_pods(socket: Path, gpus: NodeGpus) -> frozenset[str]:
     for pod in pods:
         for container in pod.containers:
             for device in container.devices:
+                kind = kind_of(device.resource)
                 for device_id in device.ids:
-                    shared = (
-                        ids.locate(names.GPU_MEM, device_id) if device.resource == names.GPU_MEM else None
-                    )
-                    held.add(shared or device_of(device_id))
+                    uuid = ids.locate(kind, device_id) if kind is not None else None
+                    held.add(device_of(uuid or device_id))
     return frozenset(held)

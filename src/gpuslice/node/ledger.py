@@ -9,14 +9,14 @@ gone, and until its processes are, which both forget if it is deleted by force; 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from gpuslice import names
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.node import identity
 from gpuslice.node.book import Book
-from gpuslice.node.choosing import beside, choose, free_ids
+from gpuslice.node.choosing import Question, beside, choose
 from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.holdings import (
     Held,
@@ -24,7 +24,6 @@ from gpuslice.node.holdings import (
     Refusal,
     Unsure,
     Wish,
-    amount,
     inits,
     is_init,
     is_over,
@@ -35,6 +34,7 @@ from gpuslice.node.kubeletmessages import PodResources
 from gpuslice.node.modes import settle
 from gpuslice.node.nodepod import NodePod
 from gpuslice.requests.allocation import Allocation
+from gpuslice.requests.kinds import Kind
 from gpuslice.requests.pod import Role
 
 _NONE: Final[frozenset[str]] = frozenset()
@@ -58,7 +58,7 @@ class Ledger:
         self._current = ""
         self._over: list[Held] = []
         self._displaced: list[Held] = []
-        self._preferred: tuple[str, frozenset[str], Owner | None] = ("", frozenset(), None)
+        self._preferred: tuple[Kind, frozenset[str], Owner | None] | None = None
 
     @property
     def ids(self) -> DeviceIds:
@@ -111,7 +111,7 @@ class Ledger:
     # --- the kubelet's questions ------------------------------------------------------------------
     def prefer(
         self,
-        resource: str,
+        kind: Kind,
         available: Collection[str],
         must_include: Collection[str],
         size: int,
@@ -119,33 +119,24 @@ class Ledger:
     ) -> tuple[str, ...] | Refusal:
         """Exactly `size` ids, or why not: a short answer would be filled up with ids of other GPUs."""
         self._book.calls += 1
-        self._preferred = ("", frozenset(), None)
+        self._preferred = None
         pods = self._book.replanned(pods)
         held = [h for h in self._book.held() if not is_over(h, pods)]
         ghosts = [h for h in (*self._book.held(), *self._displaced) if self._lingers(h)]
-        answer = self._choose(resource, available, must_include, size, pods, [*held, *ghosts])
+        question = Question(self.ids, kind, size, available, pods, (*held, *ghosts), self.machine)
+        answer = self._answer(question, must_include)
         if isinstance(answer, Refusal) and ghosts:
             # Who gets theirs has to wait at its start until they have ended, which is better than none.
-            answer = self._choose(resource, available, must_include, size, pods, held)
+            answer = self._answer(replace(question, held=held), must_include)
         return answer
 
-    def _choose(
-        self,
-        resource: str,
-        available: Collection[str],
-        must_include: Collection[str],
-        size: int,
-        pods: Mapping[str, NodePod],
-        held: Sequence[Held],
-    ) -> tuple[str, ...] | Refusal:
-        free = free_ids(self.ids, resource, available, held)
+    def _answer(self, question: Question, must_include: Collection[str]) -> tuple[str, ...] | Refusal:
         if must_include:
-            return beside(self.ids, resource, free, sorted(must_include), size, pods, held, self.machine)
-        asking = self._wishes(resource, size, pods)
-        chosen = choose(self.ids, resource, free, size, asking, pods, held, self.machine)
+            return beside(question, sorted(must_include))
+        chosen = choose(question, self._wishes(question.kind, question.size, question.pods))
         if isinstance(chosen, Refusal):
             return chosen
-        self._preferred = (resource, frozenset(chosen[0]), chosen[1])
+        self._preferred = (question.kind, frozenset(chosen[0]), chosen[1])
         return chosen[0]
 
     def is_doubtful(self, pods: Mapping[str, NodePod]) -> bool:
@@ -153,59 +144,61 @@ class Ledger:
 
         Either may come from ids that are held for a container that does not have them.
         """
-        resource, ids, owner = self._preferred
+        if self._preferred is None:
+            return False
+        kind, ids, owner = self._preferred
         pod = pods.get(owner.uid) if owner else None
         if owner is None or pod is None:
-            return bool(ids)
+            return True
         plan = self.planned(pod)
-        gpus = self.ids.per_gpu(resource, ids)
+        gpus = self.ids.per_gpu(kind, ids)
         return plan is not None and {grant.gpu for grant in plan.of(owner.container)} != set(gpus)
 
-    def expects(self, resource: str, size: int, pods: Mapping[str, NodePod]) -> bool:
+    def expects(self, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> bool:
         """True if a container that asks for that much is known to wait."""
-        return any(True for _ in waiting(pods, self._book.held(), resource, size))
+        return any(True for _ in waiting(pods, self._book.held(), kind, size))
 
     def allocate(
-        self, resource: str, ids: Collection[str], pods: Mapping[str, NodePod], now: float
+        self, kind: Kind, ids: Collection[str], pods: Mapping[str, NodePod], now: float
     ) -> Held | Refusal:
         """Write down that these ids are given out. `now` in monotonic seconds."""
         self._book.calls += 1
         pods = self._book.replanned(pods)
         wanted = frozenset(ids)
-        gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(resource, wanted).items()}
+        gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(kind, wanted).items()}
         if not wanted or sum(gpus.values()) < len(wanted):
-            unknown = (one for one in ids if self.ids.gpu(resource, one) is None)
+            unknown = (one for one in ids if self.ids.gpu(kind, one) is None)
             return Refusal(
-                f'invalid allocation request for "{resource}": invalid request: unknown device: '
+                f'invalid allocation request for "{kind.resource}": invalid request: unknown device: '
                 f"{next(unknown, 'none')}; kubelet's list of ids is too old"
             )
-        refusal = self._closed(resource, gpus, pods)
+        refusal = self._closed(kind, gpus, pods)
         if refusal is not None:
             return refusal
-        shared = [h for h in self._book.held() if h.resource == resource and h.ids & wanted]
+        shared = [h for h in self._book.held() if h.kind == kind and h.ids & wanted]
         for holding in [h for h in shared if is_over(h, pods)]:
             # The API server says that its pod is over, and the kubelet by giving its ids to another.
             shared.remove(holding)
             self._book.release(holding)
             (self._displaced if self._lingers(holding) else self._over).append(holding)
         if shared:
-            owner = self._heir(shared, resource, len(wanted), pods)
+            owner = self._heir(shared, kind, len(wanted), pods)
             if owner is None:
                 return Refusal(
                     f"kubelet gives out {len(wanted)} ids of which {self._whose(shared[0], pods)} holds "
                     "some; they are not given to two, the pod has to be made anew"
                 )
-            if resource == names.GPU_MEM and len(gpus) > 1:
+            if not kind.whole and len(gpus) > 1:
                 return self._scattered(gpus, len(wanted))
         else:
-            found = self._claim(resource, wanted, gpus, pods)
+            found = self._claim(kind, wanted, gpus, pods)
             if isinstance(found, Refusal):
                 return found
             owner = found
-        self._preferred = ("", frozenset(), None)
+        self._preferred = None
         if owner is not None:
             self._current = owner.uid
-        return self._book.write(resource, wanted, owner, certain=False, now=now)
+        return self._book.write(kind, wanted, owner, certain=False, now=now)
 
     def withdraw(self, holding: Held) -> None:
         """Allocate failed after all: the kubelet does not get these ids."""
@@ -214,7 +207,7 @@ class Ledger:
     # --- who is it --------------------------------------------------------------------------------
     def identify(
         self,
-        resource: str,
+        kind: Kind,
         ids: Collection[str],
         listing: Iterable[PodResources],
         pods: Mapping[str, NodePod],
@@ -223,7 +216,7 @@ class Ledger:
         fresh: bool,
     ) -> identity.Identity | Unsure | Refusal:
         """Whose container is about to start with these ids; see `identity.identify`."""
-        return identity.identify(self._book, resource, ids, listing, pods, now, fresh=fresh)
+        return identity.identify(self._book, kind, ids, listing, pods, now, fresh=fresh)
 
     def sharing(self, found: identity.Identity) -> list[str]:
         """The containers of a pod that have exactly these ids, in the order of their start.
@@ -232,8 +225,8 @@ class Ledger:
         """
         held, uid = found.held, found.pod.uid
         known = {h.owner.container: h for h in self._book.held_by(uid) if h.certain and h.owner}
-        same = {name for name, h in known.items() if (h.resource, h.ids) == (held.resource, held.ids)}
-        lost = {o.container for o in inits((), held.resource, len(held.ids), [found.pod])} - known.keys()
+        same = {name for name, h in known.items() if (h.kind, h.ids) == (held.kind, held.ids)}
+        lost = {o.container for o in inits((), held.kind, len(held.ids), [found.pod])} - known.keys()
         order = [c.name for c in found.pod.request.containers]
         return sorted({found.container} | same | lost, key=order.index)
 
@@ -271,7 +264,7 @@ class Ledger:
         released, self._over = self._over, []
         released += self._settle_displaced()
         for holding in self.held():
-            if holding.ids & in_use.get(holding.resource, _NONE):
+            if holding.ids & in_use.get(holding.kind.resource, _NONE):
                 continue
             if not holding.certain and holding.call >= calls and now - holding.since < SETTLED_SECONDS:
                 continue
@@ -307,7 +300,7 @@ class Ledger:
         for holding in waiting:
             if holding in ended:
                 continue
-            if any(h.resource == holding.resource and h.ids & holding.ids for h in self._book.held()):
+            if any(h.kind == holding.kind and h.ids & holding.ids for h in self._book.held()):
                 self._displaced.append(holding)
             else:
                 self._book.put_back(holding)
@@ -332,38 +325,36 @@ class Ledger:
             self._book.change(holding, None, certain=False)
         owned = {h.owner for h in self._book.held()}
         living = [pod for pod in pods.values() if pod.alive]
-        candidates = inits(self._book.held(), holding.resource, len(holding.ids), living)
+        candidates = inits(self._book.held(), holding.kind, len(holding.ids), living)
         if explained and all(owner in owned for owner in candidates):
             return False
         return now - holding.since < STRANGER_SECONDS
 
-    def _wishes(self, resource: str, size: int, pods: Mapping[str, NodePod]) -> list[Wish]:
-        return wishes(pods, self._book.held(), resource, size, self._current)
+    def _wishes(self, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> list[Wish]:
+        return wishes(pods, self._book.held(), kind, size, self._current)
 
-    def _waits(self, owner: Owner, resource: str, size: int, pods: Mapping[str, NodePod]) -> bool:
+    def _waits(self, owner: Owner, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> bool:
         """True if that container is still without its ids."""
         mine = {owner.uid: pod} if (pod := pods.get(owner.uid)) else {}
-        return any(wish.owner == owner for wish, _ in waiting(mine, self._book.held(), resource, size))
+        return any(wish.owner == owner for wish, _ in waiting(mine, self._book.held(), kind, size))
 
-    def _closed(self, resource: str, gpus: Mapping[str, int], pods: Mapping[str, NodePod]) -> Refusal | None:
-        """Why one of these GPUs must not give out anything of this resource."""
+    def _closed(self, kind: Kind, gpus: Mapping[str, int], pods: Mapping[str, NodePod]) -> Refusal | None:
+        """Why one of these GPUs must not give out anything of this kind."""
         for uuid in gpus:
             gpu = self.gpus.find(uuid)
             if gpu is None:
                 return Refusal(f"GPU {uuid} is not there any more and gets no container")
             if not gpu.available:
                 return Refusal(f"GPU {gpu.index} gets no container; it is {gpu.availability}")
-            if any(
-                uuid in h.gpus and h.resource != resource and not is_over(h, pods) for h in self._book.held()
-            ):
-                how = "held whole" if resource == names.GPU_MEM else "shared"
+            if any(uuid in h.gpus and h.kind != kind and not is_over(h, pods) for h in self._book.held()):
+                how = "shared" if kind.whole else "held whole"
                 return Refusal(
                     f"GPU {gpu.index} is {how} by another container; it can be used in one way only"
                 )
         return None
 
     def _heir(
-        self, shared: Sequence[Held], resource: str, size: int, pods: Mapping[str, NodePod]
+        self, shared: Sequence[Held], kind: Kind, size: int, pods: Mapping[str, NodePod]
     ) -> Owner | None:
         """The container that takes over ids of its pod's init containers, or None if that is impossible.
 
@@ -372,12 +363,12 @@ class Ledger:
         uids = {h.owner.uid if h.owner else "" for h in shared}
         pod = pods.get(next(iter(uids))) if len(uids) == 1 else None
         if pod is not None and all(is_init(pod, h.owner) for h in shared):
-            found = next((w for w in self._wishes(resource, size, pods) if w.pod.uid == pod.uid), None)
+            found = next((w for w in self._wishes(kind, size, pods) if w.pod.uid == pod.uid), None)
             if found is not None:
                 return found.owner
         first = min(h.call for h in shared)
         for candidate in sorted(pods.values(), key=lambda p: (p.since, p.key)):
-            run = self._run(candidate, shared, first, resource, size)
+            run = self._run(candidate, shared, first, kind, size)
             if run:
                 containers = candidate.request.containers
                 for holding, container in zip(run, containers, strict=False):
@@ -388,7 +379,7 @@ class Ledger:
         return None
 
     def _run(
-        self, pod: NodePod, shared: Sequence[Held], first: int, resource: str, size: int
+        self, pod: NodePod, shared: Sequence[Held], first: int, kind: Kind, size: int
     ) -> list[Held] | None:
         """The latest grants, if they can be those of this pod's first containers and these its next ids."""
         if not pod.alive:
@@ -399,28 +390,27 @@ class Ledger:
         for count in range(least, min(len(latest), len(containers) - 1) + 1):
             run = latest[len(latest) - count :]
             fits = all(
-                not h.certain and amount(c, h.resource) == len(h.ids)
-                for h, c in zip(run, containers, strict=False)
+                not h.certain and c.count(h.kind) == len(h.ids) for h, c in zip(run, containers, strict=False)
             )
             lent = all(
                 c.role is Role.INIT
                 for h, c in zip(run, containers, strict=False)
                 if any(h.serial == s.serial for s in shared)
             )
-            if fits and lent and amount(containers[count], resource) == size:
+            if fits and lent and containers[count].count(kind) == size:
                 return run
         return None
 
     def _claim(
-        self, resource: str, ids: frozenset[str], gpus: Mapping[str, int], pods: Mapping[str, NodePod]
+        self, kind: Kind, ids: frozenset[str], gpus: Mapping[str, int], pods: Mapping[str, NodePod]
     ) -> Owner | Refusal | None:
         """Who gets ids that nobody holds: the container that they were chosen for, or whom they suit."""
-        if self._preferred[:2] == (resource, ids):
+        if self._preferred is not None and self._preferred[:2] == (kind, ids):
             meant = self._preferred[2]
-            if meant is None or self._waits(meant, resource, len(ids), pods):
+            if meant is None or self._waits(meant, kind, len(ids), pods):
                 return meant
-        asking = self._wishes(resource, len(ids), pods)
-        if resource != names.GPU_MEM:
+        asking = self._wishes(kind, len(ids), pods)
+        if kind.whole:
             return asking[0].owner if asking else None
         even = len(set(gpus.values())) == 1
         suited = [wish for wish in asking if even and wish.container.across == len(gpus)]

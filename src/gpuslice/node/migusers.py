@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpuslice import names
 from gpuslice.devices.inventory import Gpu
 from gpuslice.devices.sharing import device_of
 from gpuslice.node.holdings import Held, Owner
 from gpuslice.node.nodepod import NodePod
+from gpuslice.requests.kinds import Kind
 
 SOMEBODY = "a container"
 
@@ -28,7 +28,7 @@ def users(held: Iterable[Held], pods: Mapping[str, NodePod], gpus: Iterable[Gpu]
         found |= dict.fromkeys(map(device_of, holding.gpus), pod.key if pod else SOMEBODY)
         if holding.owner is not None:
             owned.add(holding.owner)
-    unplanned: dict[str, list[str]] = {}
+    unplanned: dict[Kind, list[str]] = {}
     for pod in pods.values():
         if not pod.alive:
             continue
@@ -38,16 +38,10 @@ def users(held: Iterable[Held], pods: Mapping[str, NodePod], gpus: Iterable[Gpu]
             if pod.planned is not None:
                 for grant in pod.planned.of(container.name):
                     found.setdefault(device_of(grant.gpu), pod.key)
-            elif container.whole:
-                unplanned.setdefault(container.resource, []).extend([pod.key] * container.whole)
             else:
-                unplanned.setdefault(names.GPU_MEM, []).append(pod.key)
-    for resource, keys in unplanned.items():
-        suitable = [gpu for gpu in gpus if _counts(gpu, resource) and gpu.device not in found]
+                unplanned.setdefault(container.kind, []).extend([pod.key] * container.gpus)
+    for kind, keys in unplanned.items():
+        suitable = [gpu for gpu in gpus if kind.is_offered_by(gpu) and gpu.device not in found]
         if len(keys) > sum(gpu.available for gpu in suitable):
             found |= {gpu.device: keys[-1] for gpu in suitable if not gpu.available}
     return found
-
-
-def _counts(gpu: Gpu, resource: str) -> bool:
-    return gpu.shareable if resource == names.GPU_MEM else gpu.resource == resource

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gpuslice import names
 from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
 from gpuslice.devices.sharing import device_of
 from gpuslice.node.deviceids import DeviceIds
 from gpuslice.node.holdings import Held
+from gpuslice.requests.kinds import Kind
 
 CHANGING: Final = "it changes its use as soon as nobody holds it"
 
@@ -28,9 +28,9 @@ def settle(wanted: NodeGpus, plain: Sequence[Gpu], known: NodeGpus, held: Iterab
     """
     devices = {gpu.uuid: gpu for gpu in plain}
     kept: dict[str, Gpu] = {}
-    for uuid, resource in _held(held, plain, wanted):
+    for uuid, kind in _held(held, plain, wanted):
         now = wanted.find(uuid)
-        if now is not None and (now.shareable if resource == names.GPU_MEM else now.resource == resource):
+        if now is not None and kind.is_offered_by(now):
             continue
         device = devices.get(device_of(uuid))
         if device is not None:
@@ -43,17 +43,17 @@ def settle(wanted: NodeGpus, plain: Sequence[Gpu], known: NodeGpus, held: Iterab
     return NodeGpus((*gpus, *_numbered(former[: MAX_GPUS - len(gpus)], gpus)), wanted.unit)
 
 
-def _held(held: Iterable[Held], plain: Sequence[Gpu], wanted: NodeGpus) -> Iterable[tuple[str, str]]:
-    """What is held, by UUID or the id of a replica, and of which resource."""
+def _held(held: Iterable[Held], plain: Sequence[Gpu], wanted: NodeGpus) -> Iterable[tuple[str, Kind]]:
+    """What is held, by UUID or the id of a replica, and of which kind."""
     ids: DeviceIds | None = None
     for holding in held:
         found: Collection[str] = holding.gpus
-        if not found and holding.resource == names.GPU_MEM:
+        if not found and not holding.kind.whole:
             # Of these ids only the devices as they were can tell.
             ids = ids or DeviceIds(NodeGpus(tuple(plain), wanted.unit))
-            found = ids.per_gpu(names.GPU_MEM, holding.ids)
+            found = ids.per_gpu(holding.kind, holding.ids)
         for uuid in found or holding.ids:
-            yield uuid, holding.resource
+            yield uuid, holding.kind
 
 
 def _replica(uuid: str, device: Gpu) -> Gpu:

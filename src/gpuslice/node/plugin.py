@@ -26,6 +26,7 @@ from gpuslice.node.kubeletmessages import (
     PreferredRequest,
     Registration,
 )
+from gpuslice.requests.kinds import Kind
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 OPTIONS: Final = PluginOptions(pre_start_required=True, preferred_allocation=True)
@@ -46,17 +47,18 @@ def socket_name(resource: str) -> str:
 class Answers(Protocol):
     """Who decides. Every method may raise RpcError."""
 
-    def devices(self, resource: str) -> Sequence[Device]: ...
-    async def prefer(self, resource: str, request: PreferredRequest) -> Sequence[str]: ...
-    async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation: ...
-    async def pre_start(self, resource: str, ids: Sequence[str]) -> None: ...
+    def devices(self, kind: Kind) -> Sequence[Device]: ...
+    async def prefer(self, kind: Kind, request: PreferredRequest) -> Sequence[str]: ...
+    async def allocate(self, kind: Kind, ids: Sequence[str]) -> ContainerAllocation: ...
+    async def pre_start(self, kind: Kind, ids: Sequence[str]) -> None: ...
 
 
 class Plugin:
     """A `kubeletapi.DevicePlugin` for one resource."""
 
-    def __init__(self, resource: str, answers: Answers) -> None:
-        self.resource = resource
+    def __init__(self, kind: Kind, answers: Answers) -> None:
+        self.resource = kind.resource
+        self._kind = kind
         self.streams = 0
         self._answers = answers
         self._changed = asyncio.Event()
@@ -74,19 +76,19 @@ class Plugin:
         try:
             while True:
                 changed = self._changed
-                yield self._answers.devices(self.resource)
+                yield self._answers.devices(self._kind)
                 await changed.wait()
         finally:
             self.streams -= 1
 
     async def prefer(self, requests: Sequence[PreferredRequest]) -> Sequence[Sequence[str]]:
-        return [await self._answers.prefer(self.resource, request) for request in requests]
+        return [await self._answers.prefer(self._kind, request) for request in requests]
 
     async def allocate(self, requests: Sequence[Sequence[str]]) -> Sequence[ContainerAllocation]:
-        return [await self._answers.allocate(self.resource, ids) for ids in requests]
+        return [await self._answers.allocate(self._kind, ids) for ids in requests]
 
     async def pre_start(self, ids: Sequence[str]) -> None:
-        await self._answers.pre_start(self.resource, ids)
+        await self._answers.pre_start(self._kind, ids)
 
 
 class Station:

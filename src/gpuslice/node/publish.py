@@ -45,18 +45,15 @@ def allocation_of(pod: NodePod, ledger: Ledger) -> Allocation:
     """Where a pod's containers are, or are meant to be. Lacks those of which nothing is known."""
     gpus, plan = ledger.gpus, ledger.planned(pod)
     mine = _mine(pod, ledger)
-    shared = {uuid for h in mine.values() if h.resource == names.GPU_MEM for uuid in h.gpus}
+    shared = {uuid for h in mine.values() if not h.kind.whole for uuid in h.gpus}
     grants: list[Grant] = []
     for container in pod.request.containers:
         holding = mine.get(container.name)
-        if holding is not None and holding.resource != names.GPU_MEM:
+        if holding is not None:
+            kind = holding.kind
             grants += [
-                Grant(container.name, uuid, gpu.memory_mib if (gpu := gpus.find(uuid)) else 0, whole=True)
-                for uuid in holding.gpus
-            ]
-        elif holding is not None:
-            grants += [
-                Grant(container.name, uuid, gpus.unit.to_mib(count)) for uuid, count in holding.gpus.items()
+                Grant(container.name, uuid, kind.mib(gpus, uuid, count), kind.whole)
+                for uuid, count in holding.gpus.items()
             ]
         elif container.role is Role.INIT and container.units and len(shared) == 1:
             # pod-resources does not list ordinary init containers; theirs is the GPU of the others.

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from gpuslice.devices.sharing import device_of
+from gpuslice.requests.kinds import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,12 @@ class Started:
     uid: str
     pod: str
     devices: frozenset[str]
-    resource: str = ""
+    kind: Kind | None = None
     ids: frozenset[str] = frozenset()
 
-    def is_beside(self, resource: str, ids: frozenset[str], devices: frozenset[str]) -> bool:
+    def is_beside(self, kind: Kind, ids: frozenset[str], devices: frozenset[str]) -> bool:
         """True if no container with these ids may run at the same time."""
-        if self.resource == resource:
+        if self.kind == kind:
             return bool(self.ids & ids)
         return bool(self.devices & devices)
 
@@ -52,7 +53,7 @@ class Starts:
         return frozenset(one.uid for one in self._all.values())
 
     def beside(
-        self, resource: str, ids: Collection[str], gpus: Iterable[str], uids: Collection[str]
+        self, kind: Kind, ids: Collection[str], gpus: Iterable[str], uids: Collection[str]
     ) -> dict[str, str]:
         """Those of the pods `uids` that have to end before a container starts: namespace/name by uid.
 
@@ -62,5 +63,5 @@ class Starts:
         return {
             one.uid: one.pod
             for one in self._all.values()
-            if one.uid in uids and one.is_beside(resource, wanted, devices)
+            if one.uid in uids and one.is_beside(kind, wanted, devices)
         }

@@ -41,9 +41,9 @@ def whole_devices(
     if (refused := why_not_whole(request, rooms, node=node)) is not None:
         return refused
     grants: list[Grant] = []
-    for resource in request.devices:
-        asking = [container for container in request.containers if container.resource == resource]
-        untouched = [room for room in rooms if room.resource == resource and room.untouched]
+    for kind in (kind for kind in request.kinds if kind.whole):
+        asking = [container for container in request.containers if container.kind == kind]
+        untouched = [room for room in rooms if kind.is_offered_by(room) and room.untouched]
         chosen = pick(asking, untouched, rooms, policy)
         assert chosen is not None  # or it would have been refused
         for container, mine in zip(asking, chosen, strict=True):
@@ -53,19 +53,20 @@ def whole_devices(
 
 def why_not_whole(request: PodRequest, rooms: Sequence[GpuRoom], *, node: str = "") -> Verdict | None:
     """Why there are not the whole devices that a pod asks for; None if there are."""
-    for resource, wanted in request.devices.items():
-        offered = [room for room in rooms if room.resource == resource]
+    kinds = [kind for kind in request.kinds if kind.whole]
+    for kind in kinds:
+        wanted, offered = request.count(kind), [room for room in rooms if kind.is_offered_by(room)]
         untouched = sum(room.untouched for room in offered)
         if untouched < wanted:
             numbers = {"wanted": wanted, "free": untouched}
-            code = lacking(resource)
+            code = lacking(kind.resource)
             free = [room for room in offered if room.free]
             if len(free) >= wanted:
                 code = unavailable(sum(not room.availability.sick for room in free) >= wanted)
             return refusal(code, node, **numbers)
-    for resource in request.devices:
-        asking = [container for container in request.containers if container.resource == resource]
-        offered = [room for room in rooms if room.resource == resource]
+    for kind in kinds:
+        asking = [container for container in request.containers if container.kind == kind]
+        offered = [room for room in rooms if kind.is_offered_by(room)]
         if not _possible(0, (), [room for room in offered if room.untouched], asking, alone=True):
             code = Code.SAME_DEVICE
             free = [room for room in offered if room.free]

@@ -12,7 +12,8 @@ from fractions import Fraction
 
 from gpuslice import names
 from gpuslice.errors import InputError
-from gpuslice.requests.pod import Amounts, PodSpecLike, ResourcesLike, is_gpu_resource
+from gpuslice.requests.kinds import kind_of
+from gpuslice.requests.pod import Amounts, PodSpecLike, ResourcesLike
 from gpuslice.units import canonical_quantity, parse_quantity
 
 
@@ -52,7 +53,8 @@ def extended(name: str) -> bool:
 def of_gpus(name: str) -> bool:
     """Is that a resource that gives a container a GPU or a part of one, under whatever name we know?"""
     # nvidia.com/gpu.shared and such: whoever renames replicas gives out GPUs all the same.
-    return is_gpu_resource(name) or name == names.HISTORICAL_GPU or name.startswith(f"{names.WHOLE_GPU}.")
+    known = kind_of(name) is not None or name == names.HISTORICAL_GPU
+    return known or name.startswith(f"{names.WHOLE_GPU}.")
 
 
 def may_bring_gpus(name: str) -> bool:

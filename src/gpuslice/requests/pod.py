@@ -7,7 +7,7 @@ kubelet's (k8s.io/component-helpers/resource, PodRequests).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,6 +16,7 @@ from typing import Protocol
 from gpuslice import names
 from gpuslice.devices.inventory import MAX_GPUS
 from gpuslice.errors import InputError, quoted
+from gpuslice.requests.kinds import Kind, kinds_in
 from gpuslice.units import MAX_UNITS, parse_count
 
 MAX_CONTAINERS = 128
@@ -57,22 +58,36 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """What one container asks for.
-
-    `units` of gpu-mem in all, spread evenly `across` that many GPUs; or `whole` devices of one `resource`:
-    GPUs, MIG devices of one profile, or replicas of either. Never both.
-    """
+    """What one container asks for: an `amount` of one kind, shares spread evenly `across` that many GPUs."""
 
     name: str
     role: Role
-    units: int = 0
+    kind: Kind
+    amount: int
     across: int = 1
-    whole: int = 0
-    resource: str = names.WHOLE_GPU
+
+    @property
+    def units(self) -> int:
+        """Units of GPU memory in shares, on all its GPUs together."""
+        return 0 if self.kind.whole else self.amount
 
     @property
     def units_per_gpu(self) -> int:
         return self.units // self.across
+
+    @property
+    def whole(self) -> int:
+        """Whole devices."""
+        return self.amount if self.kind.whole else 0
+
+    @property
+    def gpus(self) -> int:
+        """On how many GPUs, MIG devices or replicas it is."""
+        return self.whole or self.across
+
+    def count(self, kind: Kind) -> int:
+        """How much of a kind it asks for: as many ids does a kubelet give it."""
+        return self.amount if self.kind == kind else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +107,15 @@ class PodRequest:
     @property
     def devices(self) -> Mapping[str, int]:
         """Whole devices that the kubelet counts for the whole pod, by resource."""
-        return {
-            resource: peak((c.role, c.whole) for c in self.containers if c.resource == resource)
-            for resource in dict.fromkeys(c.resource for c in self.containers if c.whole)
-        }
+        return {kind.resource: self.count(kind) for kind in self.kinds if kind.whole}
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(dict.fromkeys(c.kind for c in self.containers))
+
+    def count(self, kind: Kind) -> int:
+        """How much of a kind the kubelet counts for the whole pod."""
+        return peak((c.role, c.count(kind)) for c in self.containers)
 
     @property
     def whole(self) -> int:
@@ -182,23 +202,19 @@ def _read_spec(spec: PodSpecLike, *, strict: bool = True) -> PodRequest:
         for position, container in enumerate(containers):
             where = f"spec.{field}[{position}].resources"
             wanted = [
-                (resource, amount)
-                for resource in _gpu_resources(container.resources)
-                if (amount := _amount(container.resources, resource, where, strict=strict))
+                (kind, amount)
+                for kind in _kinds(container.resources)
+                if (amount := _amount(container.resources, kind.resource, where, strict=strict))
             ]
             if len(wanted) > 1 and strict:
-                asked = " and ".join(resource for resource, _ in wanted)
+                asked = " and ".join(kind.resource for kind, _ in wanted)
                 raise InputError(
                     f"container {container.name!r} asks for {asked}; a container gets GPUs of one kind, "
                     "ask for one of them",
                     field=where,
                 )
             role = _role(field, container)
-            for resource, amount in wanted:
-                if resource == names.GPU_MEM:
-                    found.append(ContainerRequest(container.name, role, amount))
-                else:
-                    found.append(ContainerRequest(container.name, role, whole=amount, resource=resource))
+            found += [ContainerRequest(container.name, role, kind, amount) for kind, amount in wanted]
     if strict and len(found) > MAX_CONTAINERS:
         raise InputError(
             f"{len(found)} containers ask for GPUs; at most {MAX_CONTAINERS} of a pod can",
@@ -216,14 +232,9 @@ def _role(field: str, container: ContainerLike) -> Role:
     return Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
 
 
-def is_gpu_resource(name: str) -> bool:
-    """True for memory shares, whole GPUs, MIG devices and replicas."""
-    return name in (names.GPU_MEM, names.WHOLE_GPU, names.SHARED_GPU) or name.startswith(names.MIG_PREFIX)
-
-
-def _gpu_resources(resources: ResourcesLike) -> list[str]:
+def _kinds(resources: ResourcesLike) -> Iterator[Kind]:
     named = {name for amounts in (resources.limits, resources.requests) for name in amounts or ()}
-    return sorted(filter(is_gpu_resource, named))
+    return kinds_in(sorted(named))
 
 
 def _amount(resources: ResourcesLike, resource: str, where: str, *, strict: bool) -> int:

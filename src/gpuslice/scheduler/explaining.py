@@ -106,7 +106,7 @@ def say_devices(resource: str, count: int) -> str:
 
 def _say_container(container: ContainerRequest, unit: MemoryUnit | None) -> str:
     if container.whole:
-        amount = f"{container.whole} {say_devices(container.resource, container.whole)}"
+        amount = f"{container.whole} {say_devices(container.kind.resource, container.whole)}"
     elif unit is None:
         amount = f"{container.units} units of GPU memory"
     else:

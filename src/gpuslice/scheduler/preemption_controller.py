@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpuslice import names
 from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ChangeKind, ClusterFeed
 from gpuslice.cluster.joining import Joining
@@ -152,12 +151,10 @@ class PreemptionController:
         except InputError:
             return False
         taken = [record.request for record in self._cluster.pods_on(node)]
-        wanted = {names.GPU_MEM: request.units} if request.units else {}
-        used = {names.GPU_MEM: sum(t.units for t in taken)}
-        for resource, count in request.devices.items():
-            wanted[resource] = count
-            used[resource] = sum(t.devices.get(resource, 0) for t in taken)
-        return all(count + used[resource] <= offered.get(resource, 0) for resource, count in wanted.items())
+        return all(
+            request.count(kind) + sum(t.count(kind) for t in taken) <= offered.get(kind.resource, 0)
+            for kind in request.kinds
+        )
 
     def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
         match kind, obj:
