@@ -124,6 +124,8 @@ UNHEALTHY_PREFIX: Final = "unhealthy-gpu-"
 """ConfigMap kube-system/unhealthy-gpu-<node>, key `gpus` = "0,2": GPUs that must get no new pod."""
 UNHEALTHY_KEY: Final = "gpus"
 EXTENDER_PREFIX: Final = "/gpushare-scheduler"
+WEBHOOK_PATH: Final = "/mutate"
+"""Where the API server sends AdmissionReviews of new pods."""
 
 # --- simulation -----------------------------------------------------------------------------------
 RUN_SECONDS: Final = "gpuslice.io/run-seconds"

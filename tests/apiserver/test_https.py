@@ -118,6 +118,16 @@ async def test_the_token_is_checked_and_the_kubeconfig_is_private(served: Served
         assert (await http.get("/api/v1/pods")).status_code == 401
         wrong = await http.get("/api/v1/pods", headers={"Authorization": "Bearer nope"})
         assert (wrong.status_code, wrong.json()["reason"]) == (401, "Unauthorized")
+
+
+async def test_a_body_that_is_too_large_is_refused_in_kubernetes_words(served: Served) -> None:
+    context = ssl.create_default_context(cadata=served.endpoint.authority.decode())
+    token = {"Authorization": f"Bearer {served.endpoint.token}"}
+    async with httpx2.AsyncClient(verify=context, base_url=served.endpoint.url, headers=token) as http:
+        answer = await http.post("/api/v1/namespaces/default/configmaps", content=b"x" * (3 * 2**20 + 1))
+        said = answer.json()
+        assert (answer.status_code, said["kind"], said["reason"]) == (413, "Status", "RequestEntityTooLarge")
+        assert said["message"] == "Request entity too large: limit is 3145728"
         right = await http.get("/api/v1/pods", headers={"Authorization": f"Bearer {served.endpoint.token}"})
         assert right.status_code == 200
 

@@ -12,6 +12,7 @@ from builders import StoppedClock, plain_node, pod
 from test_extender_answers import Pods, args
 
 from gpuslice.admission.reviewing import Reviews
+from gpuslice.admission.webhook import WebhookApp
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
@@ -30,7 +31,12 @@ def make_app(*, token: str | None = None, ready: bool = True) -> ExtenderApp:
     metrics = Metrics()
     extender = Extender(cluster, client, Binder(cluster, client, clock=StoppedClock()), metrics)
     return ExtenderApp(
-        extender, metrics, clock=StoppedClock(), ready=lambda: ready, token=token, admission=Reviews()
+        extender,
+        metrics,
+        clock=StoppedClock(),
+        ready=lambda: ready,
+        token=token,
+        webhook=WebhookApp(Reviews()),
     )
 
 

@@ -21,11 +21,12 @@ import structlog
 from pki import Authority
 from structlog.testing import capture_logs
 
+from gpuslice.observe.asgi import read_body
 from gpuslice.observe.guarded import FILES, LOOK_SECONDS, PAUSE_SECONDS, allow_files
 from gpuslice.observe.limits import Limits
 from gpuslice.observe.logging import setup
 from gpuslice.observe.repeats import QUIET_SECONDS, REMEMBERED, Repeats, StandardLibrary
-from gpuslice.observe.serving import read_body, serving
+from gpuslice.observe.serving import serving
 
 SMALL = Limits(
     header_bytes=2000,

@@ -14,6 +14,7 @@ import pytest
 from pki import Authority
 
 from gpuslice.admission import certificates
+from gpuslice.admission.nodename import unknown
 from gpuslice.admission.webhook import serve as serve_webhook
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Cluster
@@ -27,7 +28,7 @@ from gpuslice.observe.serving import listen, serving
 from gpuslice.scheduler.extender.service import extender
 
 MIB = 1024 * 1024
-SERVERS = {"extender": 128 * MIB, "webhook": 32 * MIB, "probes": 0, "apiserver": 3 * MIB}
+SERVERS = {"extender": 128 * MIB, "webhook": 32 * MIB, "probes": 0, "apiserver": 32 * MIB}
 """By their names: the largest body."""
 CROWD = Limits().connections + 100
 
@@ -89,7 +90,11 @@ async def running(server: str, folder: Path) -> AsyncIterator[Running]:
                     free = listen("127.0.0.1", 0)
                     port = free.getsockname()[1]
                     free.close()
-                    tasks.append(asyncio.create_task(serve_webhook("127.0.0.1", port, folder, clock=clock)))
+                    tasks.append(
+                        asyncio.create_task(
+                            serve_webhook("127.0.0.1", port, folder, clock=clock, offered=unknown)
+                        )
+                    )
                     made = Running(port, context, "/healthz")
                     while True:
                         with suppress(ConnectionRefusedError):
@@ -163,7 +168,9 @@ async def test_the_webhook_can_ask_the_api_server_for_its_certificate(tmp_path: 
     known, stranger = (ssl.create_default_context(cafile=authority.file) for _ in range(2))
     known.load_cert_chain(mine.cert, mine.key)
     task = asyncio.create_task(
-        serve_webhook("127.0.0.1", port, tmp_path, clock=SystemClock(), client_ca=authority.file)
+        serve_webhook(
+            "127.0.0.1", port, tmp_path, clock=SystemClock(), client_ca=authority.file, offered=unknown
+        )
     )
     try:
         async with asyncio.timeout(20):

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from gpuslice import names
 from gpuslice.admission import certificates
 from gpuslice.admission.mutate import review, unread
 from gpuslice.admission.nodename import Offered, unknown
@@ -15,8 +16,20 @@ from gpuslice.admission.reviewing import LIMIT, Reviews
 from gpuslice.admission.visibility import RULES, Rules
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError, Unavailable
+from gpuslice.observe.asgi import (
+    JSON,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    OK,
+    Answer,
+    Bodies,
+    TooLarge,
+    read_body,
+    refusal,
+    send_answer,
+)
 from gpuslice.observe.limits import MIB, Limits
-from gpuslice.observe.serving import Bodies, Tls, TooLarge, read_body, serving
+from gpuslice.observe.serving import Tls, serving
 
 LIMITS: Final = Limits(body_bytes=32 * MIB)
 """What is larger than LIMIT is answered, too, with a refusal: a review can have two objects of 1.5 MiB, and
@@ -26,11 +39,6 @@ BODIES: Final = 64 * MIB
 TOO_LARGE: Final = (
     f"the pod is too large for gpuslice to look at: what the API server sends about it may have {LIMIT} bytes"
 )
-PATH: Final = "/mutate"
-JSON: Final = "application/json"
-TEXT: Final = "text/plain; charset=utf-8"
-
-Answer = tuple[int, str, bytes]
 
 
 class WebhookApp:
@@ -46,31 +54,25 @@ class WebhookApp:
         if scope["type"] != "http":
             return
         answer = await self._answer(scope["method"], scope["path"].rstrip("/"), receive)
-        if answer is None:
-            return
-        status, kind, body = answer
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        if answer is not None:
+            await send_answer(send, answer)
 
     async def _answer(self, method: str, path: str, receive: Any) -> Answer | None:
         """None if the client went away."""
         if path == "/healthz":
-            return 200, TEXT, b"ok"
-        if path != PATH:
-            return 404, TEXT, b"404 page not found\n"
+            return OK
+        if path != names.WEBHOOK_PATH:
+            return NOT_FOUND
         if method != "POST":
-            return 405, TEXT, b"Method Not Allowed\n"
+            return NOT_ALLOWED
         try:
             body = await read_body(receive, LIMIT, self._bodies)
             return None if body is None else (200, JSON, await self._review(body))
         except TooLarge as error:
-            refusal = unread(error.start, TOO_LARGE)
-            return (200, JSON, refusal) if refusal else (413, TEXT, f"{error}\n".encode())
-        except Unavailable as error:
-            return 503, TEXT, f"{error}\n".encode()
-        except InputError as error:
-            return 400, TEXT, f"{error}\n".encode()
+            unread_review = unread(error.start, TOO_LARGE)
+            return (200, JSON, unread_review) if unread_review else refusal(error)
+        except (InputError, Unavailable) as error:
+            return refusal(error)
 
 
 def webhook_app(rules: Rules, offered: Offered = unknown) -> WebhookApp:

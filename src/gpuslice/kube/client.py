@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -52,18 +52,19 @@ class Response(msgspec.Struct, frozen=True):
     body: bytes
 
 
+class RequestOptions(TypedDict, total=False):
+    """What a request may carry beside method and path."""
+
+    query: Mapping[str, str] | None
+    body: bytes | None
+    content_type: str
+    """Of the body; JSON unless it is said."""
+
+
 class Transport(Protocol):
     """Bytes to and from one API server. Raises `errors.Unavailable` if it cannot be reached."""
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> Response:
+    async def request(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Response:
         """One request, one whole answer, whatever its status."""
 
     def stream(
@@ -303,16 +304,8 @@ class Client:
         }
         await self.create(pods, eviction, namespace, name=name, subresource="eviction")
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> bytes:
-        answer = await self.transport.request(method, path, query=query, body=body, content_type=content_type)
+    async def _send(self, method: str, path: str, **options: Unpack[RequestOptions]) -> bytes:
+        answer = await self.transport.request(method, path, **options)
         if answer.status >= 300:
             raise _error(answer.status, answer.body)
         return answer.body

@@ -8,12 +8,11 @@ does that for every write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, Protocol, Unpack
 
 from gpuslice.clock import Clock
 from gpuslice.errors import Unavailable
-from gpuslice.kube.client import Client
+from gpuslice.kube.client import Client, RequestOptions
 from gpuslice.kube.leading import Alone, Leadership
 
 LOOK_SECONDS: Final = 0.05
@@ -78,15 +77,7 @@ class GatedClient(Client):
         super().__init__(client.transport)
         self._gate = gate
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> bytes:
+    async def _send(self, method: str, path: str, **options: Unpack[RequestOptions]) -> bytes:
         if method != "GET" and (why := self._gate.closed()):
             raise Unavailable(why)
-        return await super()._send(method, path, query=query, body=body, content_type=content_type)
+        return await super()._send(method, path, **options)

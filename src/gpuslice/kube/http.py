@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
-from gpuslice.kube.client import Client, Response, Transport
+from gpuslice.kube.client import Client, RequestOptions, Response, Transport
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -64,17 +64,9 @@ class _Later:
         self._kubeconfig = kubeconfig
         self._making: asyncio.Future[Transport] | None = None
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> Response:
+    async def request(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Response:
         transport = await self._made()
-        return await transport.request(method, path, query=query, body=body, content_type=content_type)
+        return await transport.request(method, path, **options)
 
     @asynccontextmanager
     async def stream(

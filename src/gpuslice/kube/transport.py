@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final
+from typing import Final, Unpack
 
 import httpx2
 from lightkube.core.exceptions import ConfigError
 
 from gpuslice.errors import Unavailable
-from gpuslice.kube.client import Response
+from gpuslice.kube.client import RequestOptions, Response
 from gpuslice.kube.kubeconfig import Access
 
 CONNECT_SECONDS: Final = 10.0
@@ -42,23 +42,17 @@ class HttpTransport:
             ),
         )
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> Response:
+    async def request(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Response:
         """One request, one whole answer. Raises Unavailable."""
+        body = options.get("body")
+        headers = {"Content-Type": options.get("content_type", "application/json")}
         try:
             answer = await self._http.request(
                 method,
                 path,
-                params=query,
+                params=options.get("query"),
                 content=body,
-                headers={"Content-Type": content_type} if body is not None else None,
+                headers=headers if body is not None else None,
             )
         except _FAILURES as error:
             raise self._unavailable(error) from error

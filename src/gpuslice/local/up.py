@@ -19,6 +19,7 @@ from typing import Final
 
 from gpuslice.admission.mutate import review, webhook_configuration
 from gpuslice.admission.reviewing import Reviews
+from gpuslice.admission.webhook import WebhookApp
 from gpuslice.capacity.nodepool import DEFINITIONS, definition
 from gpuslice.capacity.poolcontroller import NodePoolController
 from gpuslice.clock import Clock
@@ -37,7 +38,7 @@ from gpuslice.local.controllers import run_controllers
 from gpuslice.local.machines import SimulatedMachines
 from gpuslice.local.nodes import Nodes, Start, new_id
 from gpuslice.local.process import private_folder, rare_collections
-from gpuslice.names import SCHEDULER_NAME
+from gpuslice.names import SCHEDULER_NAME, WEBHOOK_PATH
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls
 from gpuslice.observe.serving import serving as serving_http
@@ -177,7 +178,7 @@ async def local_cluster(
                 ) as scheduling,
                 _background() as start,
             ):
-                hook.url, hook.reviews = f"{scheduling.url}/mutate", scheduling.reviews
+                hook.url, hook.reviews = f"{scheduling.url}{WEBHOOK_PATH}", scheduling.reviews
                 await _register_webhook(client, hook.url, scheduling.authority)
                 await _register_pools(client)
                 nodes = Nodes(
@@ -269,7 +270,7 @@ async def _scheduling(
         clock=clock,
         ready=lambda: feed.synced,
         token=token,
-        admission=reviews,
+        webhook=WebhookApp(reviews),
     )
     certificates = issue(clock)
     tls = Tls(

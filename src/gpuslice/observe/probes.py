@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from gpuslice.observe.asgi import NO_TOKEN, NOT_ALLOWED, NOT_FOUND, OK, TEXT, Answer, authorized, send_answer
 from gpuslice.observe.limits import Limits
-from gpuslice.observe.serving import authorized
 
-Answer = tuple[int, str, bytes]
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text."""
-TEXT: Final = "text/plain; charset=utf-8"
 LIMITS: Final = Limits(body_bytes=0)
 """Nothing is sent to these routes."""
-NO_TOKEN: Final[Answer] = (401, TEXT, b"a bearer token is required\n")
 
 
 class ProbesApp:
@@ -39,22 +36,19 @@ class ProbesApp:
             return
         path = scope["path"].rstrip("/")
         if path == "/metrics" and not authorized(scope, self._token):
-            status, kind, body = NO_TOKEN
+            await send_answer(send, NO_TOKEN)
         else:
-            status, kind, body = await self._answer(scope["method"], path)
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            await send_answer(send, await self._answer(scope["method"], path))
 
     async def _answer(self, method: str, path: str) -> Answer:
         if method not in ("GET", "HEAD"):
-            return 405, TEXT, b"Method Not Allowed\n"
+            return NOT_ALLOWED
         match path:
             case "/healthz":
-                return 200, TEXT, b"ok"
+                return OK
             case "/readyz":
                 missing = self._waits_for()
-                return (503, TEXT, missing.encode()) if missing else (200, TEXT, b"ok")
+                return (503, TEXT, missing.encode()) if missing else OK
             case "/metrics":
                 return 200, CONTENT_TYPE, await self._metrics()
-        return 404, TEXT, b"404 page not found\n"
+        return NOT_FOUND

@@ -6,13 +6,12 @@ The server shares memory with whatever answers; Ctrl-C and SIGTERM stay with who
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,26 +19,16 @@ import structlog
 import uvicorn
 
 from gpuslice.clock import Clock
-from gpuslice.errors import InputError, Unavailable
+from gpuslice.errors import InputError
 from gpuslice.observe.guarded import GuardedServer
 from gpuslice.observe.limits import Limits
 from gpuslice.units import read_digits
 
 RELOAD_SECONDS: Final = 10.0
 """How often the certificate files are looked at: cert-manager and kubelet replace them in place."""
-START: Final = 4096
-"""Bytes that are kept of a body that is too large."""
 BACKLOG: Final = 2048
 
 _log = structlog.get_logger(__name__)
-
-
-class TooLarge(InputError):
-    """The body of a request is larger than what asks for it allows. `start`: how it begins."""
-
-    def __init__(self, limit: int, start: bytes) -> None:
-        super().__init__(f"the body of this request may be {limit} bytes long")
-        self.start = start
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,77 +92,6 @@ async def serving(
                 await task
         await tasks[0]
         listener.close()
-
-
-def authorized(scope: Any, token: str | None) -> bool:
-    """Whether an ASGI request carries the bearer token that is demanded, if any."""
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    return token is None or hmac.compare_digest(given, b"Bearer " + token.encode())
-
-
-@dataclass(slots=True, eq=False)
-class _Body:
-    pieces: list[bytes] = field(default_factory=list)
-    size: int = 0
-
-
-class Bodies:
-    """Those that are being read, together within `most` bytes: beyond that the largest is forgotten.
-
-    Each is within its own limit, but there may be hundreds at once, of clients that are slow on purpose.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._size = 0
-        self._reading: set[_Body] = set()
-
-    @contextmanager
-    def one(self) -> Iterator[_Body]:
-        """A new one, which counts while the block runs."""
-        body = _Body()
-        self._reading.add(body)
-        try:
-            yield body
-        finally:
-            self._forget(body)
-
-    def add(self, body: _Body, piece: bytes) -> None:
-        """A piece of it has come. Raises Unavailable if the body had to give way."""
-        if body in self._reading:
-            body.pieces.append(piece)
-            body.size += len(piece)
-            self._size += len(piece)
-        while self._size > self._most:
-            self._forget(max(self._reading, key=lambda one: one.size))
-        if body not in self._reading:
-            raise Unavailable("too much is being read at once; ask again")
-
-    def _forget(self, body: _Body) -> None:
-        if body in self._reading:
-            self._reading.remove(body)
-            self._size -= body.size
-            body.pieces.clear()
-
-
-async def read_body(receive: Any, limit: int, bodies: Bodies | None = None) -> bytes | None:
-    """The whole body of an ASGI request, None if the client went away.
-
-    Raises TooLarge beyond `limit` bytes, of which nothing more is kept; Unavailable if it had to give way to
-    others of `bodies`.
-    """
-    together = bodies or Bodies(limit)
-    with together.one() as body:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            piece = message.get("body", b"")
-            if body.size + len(piece) > limit:
-                raise TooLarge(limit, b"".join([*body.pieces, piece])[:START])
-            together.add(body, piece)
-            if not message.get("more_body", False):
-                return b"".join(body.pieces)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
@@ -76,9 +75,8 @@ async def extender(
     webhook: WebhookOptions | None,
 ) -> None:
     """Run the extender until cancelled."""
-    from gpuslice.admission.mutate import review
-    from gpuslice.admission.reviewing import Reviews
     from gpuslice.admission.visibility import RULES
+    from gpuslice.admission.webhook import webhook_app
     from gpuslice.scheduler.extender.service import extender as serving_extender
 
     setup()
@@ -110,9 +108,7 @@ async def extender(
             cluster=cluster,
             tls=tls,
             token=token,
-            admission=Reviews(
-                partial(review, rules=webhook.rules if webhook else RULES, offered=cluster.offered)
-            ),
+            webhook=webhook_app(webhook.rules if webhook else RULES, cluster.offered),
             mig_idle_seconds=mig_idle,
             leadership=leadership,
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,

@@ -7,36 +7,44 @@ from typing import Any, Final
 
 from gpuslice import names
 from gpuslice.clock import Clock
-from gpuslice.errors import InputError, Unavailable
+from gpuslice.errors import Unavailable
+from gpuslice.observe.asgi import (
+    JSON,
+    NO_TOKEN,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    OK,
+    TEXT,
+    Answer,
+    TooLarge,
+    authorized,
+    read_body,
+    refusal,
+    send_answer,
+)
 from gpuslice.observe.limits import Limits
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.probes import CONTENT_TYPE
-from gpuslice.observe.serving import TooLarge, authorized, read_body
 from gpuslice.scheduler.extender.handlers import Extender
 
 VERSION: Final = b"0.1.0"
 """What gpushare's /version answers; its clients compare it."""
 BODY_LIMIT: Final = 128 * 1024 * 1024
 """kube-scheduler without nodeCacheCapable sends whole nodes: 62 MB for 5,000 of them."""
-JSON: Final = "application/json"
-TEXT: Final = "text/plain; charset=utf-8"
-REVIEW_LIMIT: Final = 3 * 1024 * 1024
-"""kube-apiserver takes no larger request, and etcd no object of more than 1.5 MiB."""
 LIMITS: Final = Limits(body_bytes=BODY_LIMIT)
 """Of the server in front of it."""
 PROBES: Final = ("/healthz", "/readyz")
-OPEN: Final = (*PROBES, "/mutate")
+OPEN: Final = (*PROBES, names.WEBHOOK_PATH)
 """Routes that need no token: kubelet's probes and the API server's webhook calls carry none. A review
 changes nothing, and reveals nothing but whether a node has a resource."""
 
-Answer = tuple[int, str, bytes]
-_NO_TOKEN: Final[Answer] = (401, TEXT, b"a bearer token is required\n")
+Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class ExtenderApp:
     """Routes requests to `Extender`. With a token, everything that is not `OPEN` must carry it.
 
-    `admission` answers AdmissionReviews on /mutate: one server is enough for a small cluster.
+    `webhook` answers what comes to its path: one server is enough for a small cluster.
     """
 
     def __init__(
@@ -47,10 +55,10 @@ class ExtenderApp:
         clock: Clock,
         ready: Callable[[], bool],
         token: str | None = None,
-        admission: Callable[[bytes], Awaitable[bytes]] | None = None,
+        webhook: Asgi | None = None,
     ) -> None:
         self._extender = extender
-        self._admission = admission
+        self._webhook = webhook
         self._metrics = metrics
         self._clock = clock
         self._ready = ready
@@ -62,8 +70,6 @@ class ExtenderApp:
             f"{prefix}/preempt": self._timed("preempt", extender.preempt),
             f"{prefix}/bind": self._bind,
         }
-        if admission is not None:
-            self._posts["/mutate"] = self._mutate
         self._inspect = f"{prefix}/inspect"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -72,26 +78,29 @@ class ExtenderApp:
             return
         # httprouter redirects from the path with a slash at its end to the one without; we answer at once.
         path = scope["path"].rstrip("/") or "/"
-        body = b""
-        admitted = self._admits(scope, path)
-        if admitted and scope["method"] == "POST":
+        if path == names.WEBHOOK_PATH and self._webhook is not None:
+            await self._webhook(scope, receive, send)
+            return
+        if not self._admits(scope, path):
+            await send_answer(send, NO_TOKEN)
+            return
+        body: bytes | None = b""
+        if scope["method"] == "POST":
             # Only now: a stranger shall not make us hold so much.
             try:
-                read = await read_body(receive, REVIEW_LIMIT if path == "/mutate" else BODY_LIMIT)
+                body = await read_body(receive, BODY_LIMIT)
             except TooLarge as error:
-                await _send(send, (413, TEXT, f"{error}\n".encode()))
+                await send_answer(send, refusal(error))
                 return
-            if read is None:
-                return
-            body = read
-        await _send(send, await self._answer(scope["method"], path, body) if admitted else _NO_TOKEN)
+        if body is not None:
+            await send_answer(send, await self._answer(scope["method"], path, body))
 
     async def _answer(self, method: str, path: str, body: bytes) -> Answer:
         if path in self._posts:
-            return await self._posts[path](body) if method == "POST" else _not_allowed()
+            return await self._posts[path](body) if method == "POST" else NOT_ALLOWED
         if not self._knows(path):
-            return 404, TEXT, b"404 page not found\n"
-        return await self._get(path) if method in ("GET", "HEAD") else _not_allowed()
+            return NOT_FOUND
+        return await self._get(path) if method in ("GET", "HEAD") else NOT_ALLOWED
 
     def _knows(self, path: str) -> bool:
         """Is there a GET route? Below `inspect` any one name is one."""
@@ -103,9 +112,9 @@ class ExtenderApp:
             case "/version":
                 return 200, TEXT, VERSION
             case "/healthz":
-                return 200, TEXT, b"ok"
+                return OK
             case "/readyz":
-                return (200, TEXT, b"ok") if self._ready() else (503, TEXT, b"the cache is not synced")
+                return OK if self._ready() else (503, TEXT, b"the cache is not synced")
             case "/metrics":
                 return 200, CONTENT_TYPE, await self._extender.metrics()
         node = None if path == self._inspect else path.rpartition("/")[2]
@@ -131,7 +140,7 @@ class ExtenderApp:
             try:
                 result = await handler(body)
             except Unavailable as error:
-                return 503, TEXT, f"{error}\n".encode()
+                return refusal(error)
             observe(self._clock.monotonic() - start)
             return 200, JSON, result
 
@@ -142,23 +151,3 @@ class ExtenderApp:
         status, result = await self._extender.bind(body)
         self._metrics.seconds.labels("bind").observe(self._clock.monotonic() - start)
         return status, JSON, result
-
-    async def _mutate(self, body: bytes) -> Answer:
-        assert self._admission is not None
-        try:
-            return 200, JSON, await self._admission(body)
-        except Unavailable as error:
-            return 503, TEXT, f"{error}\n".encode()
-        except InputError as error:
-            return 400, TEXT, f"{error}\n".encode()
-
-
-def _not_allowed() -> Answer:
-    return 405, TEXT, b"Method Not Allowed\n"
-
-
-async def _send(send: Any, answer: Answer) -> None:
-    status, kind, body = answer
-    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -18,7 +18,7 @@ from gpuslice.names import SCHEDULER_NAME
 from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls, serving
 from gpuslice.scheduler.binder import Binder
-from gpuslice.scheduler.extender.app import LIMITS, ExtenderApp
+from gpuslice.scheduler.extender.app import LIMITS, Asgi, ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
 from gpuslice.scheduler.extender.waking import Waker
 from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
@@ -52,7 +52,7 @@ async def extender(
     cluster: Cluster,
     tls: Tls | None = None,
     token: str | None = None,
-    admission: Callable[[bytes], Awaitable[bytes]] | None = None,
+    webhook: Asgi | None = None,
     leadership: Leadership | None = None,
     serves: Callable[[str], bool] = SCHEDULER_NAME.__ne__,
     mig_idle_seconds: float = IDLE_SECONDS,
@@ -90,7 +90,7 @@ async def extender(
         clock=clock,
         ready=lambda: feed.synced and not stopping,
         token=token,
-        admission=admission,
+        webhook=webhook,
     )
     try:
         # In one group: if a part fails, the process ends instead of answering from a cache that stands still.

@@ -11,9 +11,10 @@ from gpuslice.local.apiserver.api import execution
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.apiserver.api.http import Reply, Request, Stream, reply
 from gpuslice.local.apiserver.schema.status import Failure, unauthorized
-from gpuslice.observe.serving import TooLarge, authorized, read_body
+from gpuslice.observe.asgi import TooLarge, authorized, read_body
+from gpuslice.observe.limits import MIB
 
-BODY_LIMIT = 3 * 1024 * 1024
+BODY_LIMIT = 3 * MIB
 """Bytes of a request body; as kube-apiserver."""
 
 

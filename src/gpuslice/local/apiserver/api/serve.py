@@ -25,11 +25,12 @@ from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.apiserver.api.asgi import serve_scope
 from gpuslice.local.apiserver.api.certificates import Certificates, issue
 from gpuslice.observe.guarded import GuardedServer
-from gpuslice.observe.limits import Limits
+from gpuslice.observe.limits import MIB, Limits
 from gpuslice.observe.serving import listen
 
-LIMITS = Limits(header_bytes=1024 * 1024)
-"""kube-apiserver's: a command of `kubectl exec` is part of the URL."""
+LIMITS = Limits(header_bytes=1024 * 1024, body_bytes=32 * MIB)
+"""Headers as kube-apiserver: a command of `kubectl exec` is part of the URL. What is larger than the limit of
+bodies in `asgi` is answered there, in Kubernetes' words; beyond this one nobody listens."""
 SHUTDOWN_SECONDS = 1
 """How long a client that does not read may hold up the end."""
 CLOSE_SECONDS = 0.02

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Unpack
 from urllib.parse import unquote
 
-from gpuslice.kube.client import Response
-from gpuslice.local.apiserver.api.http import Reply, Request, Stream
+from gpuslice.kube.client import RequestOptions, Response
+from gpuslice.local.apiserver.api.http import JSON, Reply, Request, Stream
 
 
 class LocalTransport:
@@ -17,18 +18,16 @@ class LocalTransport:
     def __init__(self, handle: Callable[[Request], Awaitable[Reply | Stream]]) -> None:
         self._handle = handle
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> Response:
+    async def request(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Response:
         """One request, one whole answer. Like a network, it lets everybody else run meanwhile."""
         await asyncio.sleep(0)
-        request = Request(method, unquote(path), query or {}, body or b"", content_type)
+        request = Request(
+            method,
+            unquote(path),
+            options.get("query") or {},
+            options.get("body") or b"",
+            options.get("content_type", JSON),
+        )
         answer = await self._handle(request)
         if isinstance(answer, Reply):
             return Response(answer.status, answer.body)
