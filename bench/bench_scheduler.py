@@ -15,11 +15,11 @@ import uuid
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_gpus
-from gpuslice.cluster.feed import ChangeKind, ClusterFeed
-from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.feed import ClusterFeed
+from gpuslice.cluster.state import Change, Cluster
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.client import Client
-from gpuslice.kube.wire import KubeObject, Node, Pod
+from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.scheduler.service import run_scheduler
 from machine import report
@@ -55,15 +55,16 @@ async def measure(nodes: int, pods: int, units: int) -> dict[str, object]:
     bound: set[str] = set()
     done = asyncio.Event()
 
-    def listen(_kind: ChangeKind, obj: KubeObject) -> None:
+    def listen(change: Change) -> None:
+        obj = change.object
         if isinstance(obj, Pod) and obj.spec.node_name:
             bound.add(obj.uid)
             if len(bound) == pods:
                 done.set()
 
-    feed.listeners.append(listen)
+    cluster.subscribe(listen)
     scheduler = run_scheduler(
-        client, cluster, feed, clock=clock, new_id=lambda: uuid.uuid4().hex[:16], random=random.random
+        client, cluster, clock=clock, new_id=lambda: uuid.uuid4().hex[:16], random=random.random
     )
     for number in range(nodes):
         await client.create(Node.resource, node(number))

@@ -15,6 +15,7 @@ from random import Random
 
 from gpuslice import names
 from gpuslice.clock import SystemClock
+from gpuslice.cluster.state import Change
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.kube.wire import Pod
 from gpuslice.local.up import LocalCluster, Settings, local_cluster
@@ -45,7 +46,8 @@ async def create(cluster: LocalCluster, pods: int) -> dict[str, object]:
     done = asyncio.Event()
     start = time.perf_counter()
 
-    def listen(_kind: str, one: object) -> None:
+    def listen(change: Change) -> None:
+        one = change.object
         if not isinstance(one, Pod):
             return
         if one.spec.node_name:
@@ -58,7 +60,7 @@ async def create(cluster: LocalCluster, pods: int) -> dict[str, object]:
             times["running"] = time.perf_counter() - start
             done.set()
 
-    cluster.feed.listeners.append(listen)
+    unsubscribe = cluster.cluster.subscribe(listen)
     numbers = iter(range(pods))
 
     async def worker() -> None:
@@ -69,7 +71,7 @@ async def create(cluster: LocalCluster, pods: int) -> dict[str, object]:
     times["created"] = time.perf_counter() - start
     async with asyncio.timeout(300):
         await done.wait()
-    cluster.feed.listeners.remove(listen)
+    unsubscribe()
     return {
         "pods": pods,
         "seconds": {what: round(seconds, 2) for what, seconds in times.items()},

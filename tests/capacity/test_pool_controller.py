@@ -135,7 +135,6 @@ async def world(leadership: Any = None) -> AsyncIterator[World]:
     controller = NodePoolController(
         client,
         cluster,
-        feed,
         clock=clock,
         new_id=lambda: uuid.uuid4().hex[:16],
         random=lambda: 0.5,

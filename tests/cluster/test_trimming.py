@@ -16,7 +16,7 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.text import RECORD_LIMIT
 from gpuslice.cluster.trimming import trimmed
 from gpuslice.kube.client import PAGE, PAGE_BYTES, Client, Response
-from gpuslice.kube.wire import KubeObject, Pod
+from gpuslice.kube.wire import Pod
 
 PADDING = "x" * 250_000
 
@@ -68,8 +68,8 @@ async def test_nobody_keeps_what_nobody_reads() -> None:
     """Neither the cluster nor who listens; and what is read on the way has a bound per page, too."""
     api, cluster = Api(120), Cluster(clock=StoppedClock())
     feed = ClusterFeed(Client(api), cluster, clock=StoppedClock(), random=lambda: 1.0)  # type: ignore[arg-type]
-    told: list[KubeObject] = []
-    feed.listeners.append(lambda _kind, obj: told.append(obj))
+    told: list[object] = []
+    cluster.subscribe(lambda change: told.append(change.object))
     task = asyncio.create_task(feed.run())
     await feed.wait_synced()
     task.cancel()

@@ -127,7 +127,7 @@ async def bind(port: int, one: Pod, node: str = "n") -> tuple[int, str]:
 async def until(listening: Listening, holds: Callable[[], bool]) -> None:
     """Wait for the feed to show something."""
     changed = asyncio.Event()
-    listening.feed.listeners.append(lambda _kind, _obj: changed.set())
+    listening.cluster.subscribe(lambda _change: changed.set())
     while not holds():
         await changed.wait()
         changed.clear()
@@ -183,7 +183,7 @@ async def test_a_part_that_fails_ends_the_extender(site: Site) -> None:
 
     with pytest.raises(BaseExceptionGroup) as raised:
         async with site.extender() as listening:
-            site.cluster.set_node = broken  # type: ignore[method-assign]
+            site.cluster.table.set_node = broken  # type: ignore[method-assign]
             site.cluster.quarantine.hold = broken  # type: ignore[method-assign]
             await site.create(plain_node("m", 15, 1))
             await asyncio.Event().wait()

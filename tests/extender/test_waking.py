@@ -10,7 +10,6 @@ from builders import plain_node, pod
 from test_extender_answers import World, args, with_version
 
 from gpuslice import names
-from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.kube.client import Client
 from gpuslice.kube.gate import Gate
 from gpuslice.kube.wire import Pod
@@ -20,14 +19,12 @@ from gpuslice.scheduler.extender.waking import WINDOW_SECONDS, Waker
 
 
 class Woken(World):
-    """A full node, and a feed whose events come when the test says so."""
+    """A full node, and events that come when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
         client = Client(self.api)
-        self.feed = ClusterFeed(client, self.cluster, clock=self.clock, random=lambda: 1.0)
-        self.cluster.gate = Gate()  # what is told by hand is whole
-        self.waker = Waker(client, self.cluster, self.feed, clock=self.clock)
+        self.waker = Waker(client, self.cluster, clock=self.clock)
         self.extender = Extender(self.cluster, client, self.binder, Metrics(), refused=self.waker.refused)
         for node in ("n", "m"):
             self.cluster.set_node(plain_node(node, 15, 1))
@@ -46,8 +43,6 @@ class Woken(World):
         """We learn that the pod on a node is gone."""
         gone = pod(f"old-{node}", 15, node=node)
         self.cluster.drop_pod(gone.uid)
-        for listener in self.feed.listeners:
-            listener("pod-gone", gone)
 
     async def next_woken(self) -> str:
         async with asyncio.timeout(5):

@@ -10,13 +10,13 @@ from typing import Any
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_gpus
-from gpuslice.cluster.feed import ChangeKind, ClusterFeed
-from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.feed import ClusterFeed
+from gpuslice.cluster.state import Change, Cluster
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import Conflict, Unavailable
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.wire import Event, KubeObject, Node, Pod, Resource
+from gpuslice.kube.wire import Event, Node, Pod, Resource
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.scheduler.binder import Binder
@@ -102,11 +102,12 @@ class Lab:
         self.controller: PreemptionController | None = None
         self.weather: Weather | None = None
         self._changed = asyncio.Event()
-        feed.listeners.append(self._on_change)
+        cluster.subscribe(self._on_change)
 
-    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
+    def _on_change(self, change: Change) -> None:
+        obj = change.object
         if isinstance(obj, Pod):
-            if kind == "pod":
+            if change.kind == "pod":
                 self.pods[obj.name] = obj
             else:
                 self.pods.pop(obj.name, None)
@@ -239,7 +240,6 @@ async def laboratory(
         work = run_scheduler(
             client,
             cluster,
-            feed,
             clock=clock,
             new_id=lambda: f"{uuid.uuid4()}",
             random=lambda: 0.5,
@@ -251,7 +251,6 @@ async def laboratory(
         lab.controller = PreemptionController(
             client,
             cluster,
-            feed,
             serves=lambda name: name not in scheduler_names,
             clock=clock,
             recorder=recorder,

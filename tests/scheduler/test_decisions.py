@@ -7,8 +7,6 @@ import msgspec
 from binder_world import StepClock, settle
 from lab import node_body, pod_body
 
-from gpuslice.cluster.feed import ClusterFeed, Listener
-from gpuslice.cluster.nodetable import NodeTable
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.kube.client import Client, Transport
@@ -17,19 +15,16 @@ from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import KEPT, Cycle
-from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.service import Scheduler
 
 
 class World:
     def __init__(self, *nodes: dict[str, Any]) -> None:
-        self.table, self.cluster = NodeTable(), Cluster(clock=StepClock())
-        self.nominations = Nominations(self.table, self.cluster)
-        self.cycle = Cycle(self.table, self.cluster, self.nominations)
+        self.cluster = Cluster(clock=StepClock())
+        self.table, self.nominations = self.cluster.table, self.cluster.nominations
+        self.cycle = Cycle(self.cluster)
         for body in nodes:
-            node = msgspec.convert(body, Node)
-            self.table.set_node(node)
-            self.cluster.set_node(node)
+            self.cluster.set_node(msgspec.convert(body, Node))
 
 
 def pod(name: str, units: int = 0, priority: int = 0, **more: Any) -> Pod:
@@ -84,13 +79,6 @@ def test_bad_request_is_told_and_not_placed() -> None:
     assert "not a whole number" in decision.message
 
 
-class _Feed:
-    begun = False
-
-    def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-
-
 class _Binder:
     """Answers when the test says so."""
 
@@ -104,44 +92,43 @@ class _Binder:
         return self.answers[-1]
 
 
-def scheduler(clock: StepClock) -> tuple[Scheduler, _Binder, Listener]:
-    binder, feed, cluster = _Binder(), _Feed(), Cluster(clock=clock)
+def scheduler(clock: StepClock) -> tuple[Scheduler, _Binder, Cluster]:
+    binder, cluster = _Binder(), Cluster(clock=clock)
     client = Client(cast(Transport, None))
     made = Scheduler(
         client,
         cluster,
-        cast(ClusterFeed, feed),
         scheduler_names=("gpuslice",),
         clock=clock,
         recorder=EventRecorder(client, "test", clock=clock, new_id=lambda: "1"),
         binder=cast(Binder, binder),
         random=lambda: 0.5,
     )
-    return made, binder, feed.listeners[0]
+    return made, binder, cluster
 
 
 async def test_old_news_of_a_bound_pod_does_not_queue_it_again() -> None:
     """The feed still shows the pod unbound when the API server has long said yes."""
-    made, binder, tell = scheduler(StepClock())
-    tell("node", msgspec.convert(node_body("n1"), Node))
-    tell("pod", pod("p"))
+    made, binder, cluster = scheduler(StepClock())
+    cluster.set_node(msgspec.convert(node_body("n1"), Node))
+    cluster.set_pod(pod("p"))
     made._handle(await made.queue.pop())
     binder.answers[0].set_result(Verdict(Code.BOUND, "bound to n1"))
     await settle()
-    tell("pod", pod("p"))
+    cluster.set_pod(pod("p"))
     assert made.queue.pop_nowait() is None
-    assert made.table.pod("uid-p") is not None
+    assert cluster.table.pod("uid-p") is not None
 
 
 async def test_failed_bind_gives_the_room_back_and_is_tried_again_after_a_second() -> None:
     clock = StepClock()
-    made, binder, tell = scheduler(clock)
-    tell("node", msgspec.convert(node_body("n1", cpu="1"), Node))
-    tell("pod", pod("p", cpu="1"))
+    made, binder, cluster = scheduler(clock)
+    cluster.set_node(msgspec.convert(node_body("n1", cpu="1"), Node))
+    cluster.set_pod(pod("p", cpu="1"))
     made._handle(await made.queue.pop())
     binder.answers[0].set_result(Verdict(Code.API_FAILED, "binding failed: not today"))
     await settle()
-    assert made.table.pod("uid-p") is None
+    assert cluster.table.pod("uid-p") is None
     assert made.queue.pop_nowait() is None
     clock.advance(1)
     made._handle(await made.queue.pop())
@@ -150,10 +137,10 @@ async def test_failed_bind_gives_the_room_back_and_is_tried_again_after_a_second
 
 async def test_room_of_a_failed_bind_wakes_who_waits_for_it() -> None:
     clock = StepClock()
-    made, binder, tell = scheduler(clock)
-    tell("node", msgspec.convert(node_body("n1", cpu="1"), Node))
+    made, binder, cluster = scheduler(clock)
+    cluster.set_node(msgspec.convert(node_body("n1", cpu="1"), Node))
     for name in ("p", "q"):
-        tell("pod", pod(name, cpu="1"))
+        cluster.set_pod(pod(name, cpu="1"))
         made._handle(await made.queue.pop())
     assert made.queue.pop_nowait() is None
     binder.answers[0].set_result(Verdict(Code.API_FAILED, "binding failed: not today"))

@@ -241,8 +241,8 @@ async def site() -> AsyncIterator[tuple[Site, Callable[[], Awaitable[Listening]]
     async def start() -> Listening:
         listening = await context.__aenter__()
         more: dict[str, Any] = {"clock": clock, "new_id": lambda: f"{next(numbers):x}", "random": lambda: 0.1}
-        scheduler = run_scheduler(client, made.cluster, listening.feed, binder=listening.binder, **more)
-        pools = NodePoolController(client, made.cluster, listening.feed, **more)
+        scheduler = run_scheduler(client, made.cluster, binder=listening.binder, **more)
+        pools = NodePoolController(client, made.cluster, **more)
         tasks.extend(asyncio.create_task(run) for run in (scheduler, pools.run()))
         return listening
 

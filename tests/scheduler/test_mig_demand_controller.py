@@ -48,7 +48,7 @@ async def cutting(lab: Lab, leadership: Leadership | None = None) -> AsyncIterat
     clock, numbers = SystemClock(), count()
     lab.cluster.gate.leadership = leadership or Alone()
     recorder = EventRecorder(lab.client, "test", clock=clock, new_id=lambda: f"{next(numbers):x}")
-    controller = MigDemandController(lab.client, lab.cluster, lab.feed, clock=clock, recorder=recorder)
+    controller = MigDemandController(lab.client, lab.cluster, clock=clock, recorder=recorder)
     tasks = [asyncio.create_task(controller.run()), asyncio.create_task(recorder.run())]
     try:
         yield

@@ -20,6 +20,7 @@ from gpuslice.cli.inspect.explain import tell
 from gpuslice.cli.inspect.gpushare import summary
 from gpuslice.cli.main import main
 from gpuslice.clock import SystemClock
+from gpuslice.cluster.state import Change
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.devices.miglayout import GpuInstance
 from gpuslice.kube.wire import Node, Pod
@@ -116,9 +117,8 @@ async def test_pods_get_mig_devices_and_pack_onto_gpus_in_use(cluster: LocalClus
 async def test_a_pod_that_asks_for_more_than_is_left_waits_and_is_told_why(cluster: LocalCluster) -> None:
     await start(cluster, device_pod("first", LARGE, 1))
     await cluster.client.create(Pod.resource, device_pod("second", LARGE, 1), "default")
-    nodes, pods = (await cluster.client.list(Node)).items, (await cluster.client.list(Pod)).items
-    second = next(one for one in pods if one.name == "second")
-    text = tell(explain(second, cluster.cluster, nodes, pods))
+    second = await cluster.client.get(Pod, "second", "default")
+    text = tell(explain(second, cluster.cluster))
     assert "none of 2 nodes can take it" in text
     assert "Insufficient free MIG devices of the profile (wanted 1, free 0)" in text
     assert "GPU0 to GPU55 NVIDIA A100-SXM4-40GB MIG 1g.5gb: is one nvidia.com/gpu" in text
@@ -243,11 +243,12 @@ async def test_who_waits_for_a_pod_says_so_once(cluster: LocalCluster) -> None:
     await start(cluster, device_pod("stays", LARGE, 1), device_pod("too", MEDIUM, 2))
     said: list[str] = []
 
-    def heard(_kind: str, obj: object) -> None:
+    def heard(change: Change) -> None:
+        obj = change.object
         if isinstance(obj, Node) and obj.name == "mixed":
             said.append(obj.annotations.get(names.MIG_CONFIG_REASON, ""))
 
-    cluster.feed.listeners.append(heard)
+    cluster.cluster.subscribe(heard)
     await wish(cluster, "mixed", "all-1g.5gb")
     await told(cluster, "mixed", migmanager.PENDING, "GPU 0: default/stays, default/too; GPU 1: default/too")
     assert "GPUs are being cut" not in said, "nothing can be cut yet"

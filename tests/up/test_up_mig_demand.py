@@ -144,9 +144,8 @@ async def test_only_with_drain_do_idle_instances_give_way_at_once() -> None:
         # What is in use does not give way.
         await create(cluster, device_pod("all", ALL))
         await until_said(cluster, "all", "no node has room for 1 x 7g.40gb besides the instances in use")
-        found, pods = (await cluster.client.list(Node)).items, (await cluster.client.list(Pod)).items
-        waits = next(one for one in pods if one.name == "all")
-        text = tell(explain(waits, cluster.cluster, found, pods))
+        waits = await cluster.client.get(Pod, "all", "default")
+        text = tell(explain(waits, cluster.cluster))
         assert "its GPUs are cut on demand, but no node has room for 1 x 7g.40gb" in text
     async with up(nodes("a", policy="on-demand-drain", gpus=seven)) as cluster:
         await run(cluster, device_pod("whole", names.WHOLE_GPU))

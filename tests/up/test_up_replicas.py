@@ -13,7 +13,7 @@ from up_world import Kubectl, cluster_of, eventually
 from gpuslice import names
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.errors import InputError
-from gpuslice.kube.wire import Node, Pod
+from gpuslice.kube.wire import Pod
 from gpuslice.local.up import LocalCluster
 from gpuslice.scheduler.explaining import explain
 
@@ -142,14 +142,12 @@ async def test_explain_says_whose_replica_a_pod_holds_and_what_another_waits_for
     async with cluster_of(EXAMPLE.read_text(), tmp_path) as (cluster, kubectl):
         await kubectl("apply", "-f", "-", stdin=pods(1))
         (pod,) = await placed(cluster, 1)
-        nodes = (await cluster.client.list(Node)).items
-        everything = (await cluster.client.list(Pod)).items
-        (where,) = explain(pod, cluster.cluster, nodes, everything).where
+        (where,) = explain(pod, cluster.cluster).where
         (device,) = devices_of(pod)
         assert where == (
             f"container c: a replica of NVIDIA A100-SXM4-40GB ({device}); 1 of its 5 are given out"
         )
         await kubectl("apply", "-f", "-", stdin=pods(1, 9, prefix="nine"))
         nine = await cluster.client.get(Pod, "nine0", "default")
-        (shared, _) = explain(nine, cluster.cluster, nodes, everything).nodes
+        (shared, _) = explain(nine, cluster.cluster).nodes
         assert "different GPUs as a container asks for (wanted 9, free 8)" in shared.sentence

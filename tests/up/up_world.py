@@ -133,10 +133,7 @@ async def eventually(cluster: LocalCluster, look: Callable[[], Awaitable[T]]) ->
     """What `look` answers once it is something true; asked again whenever a node or pod has changed."""
     news = asyncio.Event()
 
-    def heard(_kind: str, _obj: object) -> None:
-        news.set()
-
-    cluster.feed.listeners.append(heard)
+    unsubscribe = cluster.cluster.subscribe(lambda _change: news.set())
     try:
         async with asyncio.timeout(LONG):
             while True:
@@ -145,4 +142,4 @@ async def eventually(cluster: LocalCluster, look: Callable[[], Awaitable[T]]) ->
                     return found
                 await news.wait()
     finally:
-        cluster.feed.listeners.remove(heard)
+        unsubscribe()

@@ -21,18 +21,16 @@ from gpuslice.capacity.machines import Machines
 from gpuslice.capacity.nodepool import READY, SCALING, GPUNodePool, PoolWish, read_pool
 from gpuslice.capacity.poolplan import PoolNode, Size, next_names, plan_count, plan_range, plan_recut
 from gpuslice.capacity.poolstatus import Said, readiness, scaling, status_of
-from gpuslice.capacity.poolworld import PoolWorld, members
+from gpuslice.capacity.poolworld import PoolWorld, is_lost_with_node, members
 from gpuslice.clock import Clock, happened, rfc3339
-from gpuslice.cluster.feed import ChangeKind, ClusterFeed
-from gpuslice.cluster.joining import Joining
-from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.state import Change, Cluster
 from gpuslice.errors import ApiError, Conflict, InputError, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.gate import Gate, GatedClient
 from gpuslice.kube.quarantine import reason
-from gpuslice.kube.reflector import Reflector
-from gpuslice.kube.wire import KubeObject, Node, Pod
+from gpuslice.kube.reflector import Reflector, is_before
+from gpuslice.kube.wire import Node, Pod
 
 COMPONENT: Final = "gpuslice-node-pools"
 PAUSE_SECONDS: Final = 0.1
@@ -40,6 +38,9 @@ PAUSE_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
 """How often to look without a change: cordons age, nodes become idle, disruption budgets allow what they did
 not. A look that finds nothing to do asks the API server nothing."""
+
+UNSEEN_SECONDS: Final = 5.0
+"""How long to wait at most until the cluster shows what we wrote."""
 
 _log = structlog.get_logger(__name__)
 
@@ -51,14 +52,13 @@ class NodePoolController:
         self,
         client: Client,
         cluster: Cluster,
-        feed: ClusterFeed,
         *,
         machines: Machines | None = None,
         clock: Clock,
         new_id: Callable[[], str],
         random: Callable[[], float],
     ) -> None:
-        self._feed = feed
+        self._cluster = cluster
         self._machines = machines
         self._clock = clock
         self._world = PoolWorld(cluster, clock)
@@ -78,21 +78,37 @@ class NodePoolController:
         )
         self._gate = Gate(self._reflector, beside=cluster.gate)
         self._client = GatedClient(client, self._gate)
-        self._joining = Joining(client, feed, self._on_change, clock=clock)
+        self._unseen: dict[str, tuple[str, float]] = {}
+        """Nodes that we wrote and the cluster does not show so yet: the version ("": deleted), and when."""
+        cluster.subscribe(self._on_change)
 
     async def run(self) -> None:
         """For ever. The feed is run by the caller."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._reflector.run())
             group.create_task(self._recorder.run())
-            await self._joining.catch_up()
+            await self._cluster.replay(self._on_change)
             await self._reflector.synced.wait()
             while True:
-                if not self._gate.closed():
+                if not self._gate.closed() and self._sees_its_writes():
                     await self._turn()
                 await happened(self._changed, self._clock, LOOK_SECONDS)
                 await self._clock.sleep(PAUSE_SECONDS)
                 self._changed.clear()
+
+    def _sees_its_writes(self) -> bool:
+        """True once the cluster shows what we wrote: what was begun is not to be begun again."""
+        late = self._clock.monotonic() - UNSEEN_SECONDS
+        for name, (version, at) in list(self._unseen.items()):
+            node = self._cluster.node(name)
+            there = node.metadata.resource_version if node is not None else ""
+            if at < late or (not is_before(there, version) if there and version else there == version):
+                del self._unseen[name]
+        return not self._unseen
+
+    def _wrote(self, name: str, node: Node | None) -> None:
+        version = node.metadata.resource_version if node is not None else ""
+        self._unseen[name] = version, self._clock.monotonic()
 
     # --- one look ---------------------------------------------------------------------------------
     async def _turn(self) -> None:
@@ -102,13 +118,14 @@ class NodePoolController:
                 wishes[name] = read_pool(pool)
             except Exception as error:
                 await self._guarded(pool, self._refuse(pool, reason(error)))
-        waiting = self._world.waiting() if self._machines is not None else []
+        waiting = [w.pod for w in self._cluster.unschedulable()] if self._machines is not None else []
+        waiting.sort(key=lambda pod: pod.key)
         for name, wish in wishes.items():
             there = self._pools.get(name)
             if there is not None:  # it may have gone meanwhile
                 await self._guarded(there, self._follow(there, wish, waiting))
-        for name in sorted(self._world.dressed):
-            node = self._world.nodes.get(name)
+        for name in sorted(self._world.patched):
+            node = self._cluster.node(name)
             if node is None:
                 continue  # gone meanwhile
             record = read_record(node)
@@ -117,8 +134,9 @@ class NodePoolController:
             if gone or (record.pool in wishes and not self._belongs(node, wishes[record.pool])):
                 await self._guarded(None, self._leave(node))
         if self._machines is not None:
-            for name in set(self._machines.running()) - self._world.nodes.keys():
-                await self._machines.stop(name)  # somebody deleted the Node
+            for name in list(self._machines.running()):
+                if self._cluster.node(name) is None and name not in self._unseen:
+                    await self._machines.stop(name)  # somebody deleted the Node
 
     async def _guarded(self, pool: GPUNodePool | None, work: Awaitable[None]) -> None:
         """One pool that cannot be brought on now must not hold up the others."""
@@ -138,7 +156,7 @@ class NodePoolController:
 
     async def _follow(self, pool: GPUNodePool, wish: PoolWish, waiting: list[Pod]) -> None:
         world, machines = self._world, self._machines
-        own = members(world.nodes.values(), wish, makes=machines is not None)
+        own = members(self._cluster.nodes(), wish, makes=machines is not None)
         try:
             nodes = [world.look(name, wish) for name in own]
             self._same_size(own, wish)
@@ -149,17 +167,17 @@ class NodePoolController:
         if machines is not None and wish.selector is None:
             size = self._size(wish, nodes, waiting)
             await self._make(pool, wish, nodes, size, machines)
-            nodes = [node for node in nodes if node.name in world.nodes]
+            nodes = [node for node in nodes if self._unseen.get(node.name, "there")[0]]
         staying = [node for node in nodes if node.name not in size.retire]
         recut = plan_recut(staying)
         cordoned = {*size.retire, *recut.close}
         for node in nodes:
-            if (there := world.nodes.get(node.name)) is None:
+            if (there := self._cluster.node(node.name)) is None:
                 continue  # gone meanwhile
             tell = (node.wanted, node.wanted_strategy) if node.name in recut.tell else None
             patch = dress(there, wish, cordon=node.name in cordoned, tell=tell)
             if patch is not None:
-                world.set("node", await self._client.patch(Node, node.name, patch))
+                self._wrote(node.name, await self._client.patch(Node, node.name, patch))
             if tell is not None:
                 self._say(pool, "Normal", "Cutting", f"node {node.name}: {tell[0]}, {tell[1]}")
         said = {
@@ -173,7 +191,7 @@ class NodePoolController:
     def _same_size(self, own: Sequence[str], wish: PoolWish) -> None:
         """Raises InputError if machines were made of another size: they cannot be changed into this one."""
         for name in own:
-            node = self._world.nodes[name]
+            node = self._cluster.node(name) or Node()
             there = node.labels.get(names.INSTANCE_TYPE, "")
             if read_record(node).made and there != wish.spec.node_vm_size:
                 raise InputError(
@@ -201,18 +219,18 @@ class NodePoolController:
     async def _make(
         self, pool: GPUNodePool, wish: PoolWish, nodes: Sequence[PoolNode], size: Size, machines: Machines
     ) -> None:
-        taken = {*self._world.nodes, *machines.running()}
+        taken = {*self._cluster.node_names(), *self._unseen, *machines.running()}
         for name in next_names(pool.name, size.add, taken):
             body = new_node(name, wish)
             created = await self._client.create(Node.resource, body)
-            self._world.set("node", msgspec.json.decode(created, type=Node))
+            self._wrote(name, msgspec.json.decode(created, type=Node))
             await machines.start(name, wish)
             self._say(pool, "Normal", "NodeMade", f"made node {name} ({wish.spec.node_vm_size})")
         for node in nodes:
-            if node.name in self._world.nodes and node.name not in machines.running():
+            if self._cluster.node(node.name) is not None and node.name not in machines.running():
                 await machines.start(node.name, wish)
         for name in size.evict:
-            there = self._world.nodes.get(name)
+            there = self._cluster.node(name)
             if there is not None and there.spec.unschedulable:
                 await self._evict(name)
         for name in size.remove:
@@ -234,27 +252,24 @@ class NodePoolController:
     async def _remove(self, name: str) -> bool:
         """Remove a machine of ours that has no pods, and its Node. False if there are some after all."""
         listed = await self._client.list(Pod, field_selector=f"spec.nodeName={name}")
-        known = {pod.uid for pod in self._world.pods_on(name)}
-        for pod in listed.items:
-            self._world.set("pod", pod)
-        if known or self._world.pods_on(name):
+        if self._world.pods_on(name) or any(map(is_lost_with_node, listed.items)):
             self._changed.set()
             return False
         assert self._machines is not None
         await self._machines.stop(name)
         with suppress(NotFound):
             await self._client.delete(Node.resource, name)
-        self._world.drop(name)
+        self._wrote(name, None)
         return True
 
     async def _leave(self, node: Node) -> None:
         """A node whose pool is gone, or that has left it: take off what the pool put on; a made one goes."""
         if not read_record(node).made or self._machines is None:
-            self._world.set("node", await self._client.patch(Node, node.name, undress(node)))
+            self._wrote(node.name, await self._client.patch(Node, node.name, undress(node)))
             return
         if not node.spec.unschedulable:
             body = {"spec": {"unschedulable": True}}
-            self._world.set("node", await self._client.patch(Node, node.name, body))
+            self._wrote(node.name, await self._client.patch(Node, node.name, body))
             self._changed.set()
         elif self._world.pods_on(node.name):
             await self._evict(node.name)
@@ -277,9 +292,9 @@ class NodePoolController:
             self._recorder.record(pool, "Warning" if kind == "Warning" else "Normal", reason, message)
 
     # --- what is heard ----------------------------------------------------------------------------
-    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
-        self._world.set(kind, obj)
-        if self._pools or self._world.dressed:
+    def _on_change(self, change: Change) -> None:
+        self._world.heed(change)
+        if self._pools or self._world.patched:
             self._changed.set()
 
     def _set_pool(self, pool: GPUNodePool) -> None:

@@ -11,14 +11,13 @@ from gpuslice.capacity.nodepool import PoolWish
 from gpuslice.capacity.poolplan import FAILED, PoolNode
 from gpuslice.capacity.vmsizes import DISABLED, cut_of
 from gpuslice.clock import Clock
-from gpuslice.cluster.feed import ChangeKind
 from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import GpuView
-from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.state import Change, Cluster
 from gpuslice.devices.catalogue import MODELS, GpuModel
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
-from gpuslice.kube.wire import KubeObject, Node, Pod
+from gpuslice.kube.wire import Node, Pod
 
 PRODUCT: Final = "nvidia.com/gpu.product"
 ARRIVAL_SECONDS: Final = 10.0
@@ -28,82 +27,52 @@ AGENTS_STRATEGY: Final = "nvidia.com/mig.strategy"
 
 
 class PoolWorld:
-    """Synchronous, for one event loop. `cluster` says what the GPUs are and who holds them."""
+    """Synchronous, for one event loop. Remembers since when nodes are empty or cordoned, and pods bound."""
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.dressed: set[str] = set()
+        self.patched: set[str] = set()
         """The nodes on which a pool has written."""
         self._cluster = cluster
         self._clock = clock
-        self._pods: dict[str, Pod] = {}
-        self._on: dict[str, set[str]] = {}  # node name -> uids of pods that would be lost with it
+        self._busy: dict[str, set[str]] = {}  # node name -> uids of pods that would be lost with it
         self._empty_since: dict[str, float] = {}
         self._cordoned_since: dict[str, float] = {}
         self._bound_at: dict[str, float] = {}  # uid -> when the pod was first seen on its node
 
-    def set(self, kind: ChangeKind, obj: KubeObject) -> None:
-        """A feed's change."""
-        match kind, obj:
-            case "node", Node():
-                self.nodes[obj.name] = obj
-                (self.dressed.add if names.POOL_RECORD in obj.annotations else self.dressed.discard)(obj.name)
-                self._empty_since.setdefault(obj.name, self._clock.monotonic())
-                if obj.spec.unschedulable:
-                    self._cordoned_since.setdefault(obj.name, self._clock.monotonic())
-                else:
-                    self._cordoned_since.pop(obj.name, None)
-            case "node-gone", Node():
-                self.drop(obj.name)
-            case "pod", Pod():
-                self._drop(obj.uid)
-                if has_ended(obj):
-                    self._bound_at.pop(obj.uid, None)
-                else:
-                    self._pods[obj.uid] = obj
-                    if obj.spec.node_name:
-                        self._bound_at.setdefault(obj.uid, self._clock.monotonic())
-                    if obj.spec.node_name and not _stays(obj):
-                        self._on.setdefault(obj.spec.node_name, set()).add(obj.uid)
-            case "pod-gone", Pod():
-                self._drop(obj.uid)
-                self._bound_at.pop(obj.uid, None)
-
-    def drop(self, node: str) -> None:
-        """A node is gone."""
-        self.nodes.pop(node, None)
-        self.dressed.discard(node)
-        self._empty_since.pop(node, None)
-        self._cordoned_since.pop(node, None)
-
-    def _drop(self, uid: str) -> None:
-        pod = self._pods.pop(uid, None)
-        node = pod.spec.node_name if pod is not None else ""
-        if node and uid in self._on.get(node, ()):
-            self._on[node].discard(uid)
-            if not self._on[node]:
-                del self._on[node]
-                self._empty_since[node] = self._clock.monotonic()
-
-    def waiting(self) -> list[Pod]:
-        """The pods for which their scheduler found no node, by name."""
-        return sorted(
-            (
-                pod
-                for pod in self._pods.values()
-                if not pod.spec.node_name
-                and pod.metadata.deletion_timestamp is None
-                and any(
-                    c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"
-                    for c in pod.status.conditions or ()
+    def heed(self, change: Change) -> None:
+        """Remember the time of a change."""
+        now = self._clock.monotonic()
+        match change.kind, change.object:
+            case "node", Node() as node:
+                (self.patched.add if names.POOL_RECORD in node.annotations else self.patched.discard)(
+                    node.name
                 )
-            ),
-            key=lambda pod: pod.key,
-        )
+                self._empty_since.setdefault(node.name, now)
+                if node.spec.unschedulable:
+                    self._cordoned_since.setdefault(node.name, now)
+                else:
+                    self._cordoned_since.pop(node.name, None)
+            case "node-gone", _:
+                self.patched.discard(change.node)
+                self._empty_since.pop(change.node, None)
+                self._cordoned_since.pop(change.node, None)
+            case "pod", Pod() as pod if not has_ended(pod):
+                if pod.spec.node_name:
+                    self._bound_at.setdefault(pod.uid, now)
+                    if is_lost_with_node(pod):
+                        self._busy.setdefault(pod.spec.node_name, set()).add(pod.uid)
+            case "pod" | "pod-gone", Pod() as pod:
+                self._bound_at.pop(pod.uid, None)
+                if pod.uid in (there := self._busy.get(change.node, set())):
+                    there.discard(pod.uid)
+                    if not there:
+                        del self._busy[change.node]
+                        self._empty_since[change.node] = now
 
     def pods_on(self, node: str) -> list[Pod]:
         """The pods that would be lost with a node's machine."""
-        return [self._pods[uid] for uid in self._on.get(node, ())]
+        pods = (self._cluster.live_pod(uid) for uid in self._busy.get(node, ()))
+        return [pod for pod in pods if pod is not None]
 
     def _arriving(self, node: str) -> int:
         """Pods that were bound to the node just now, and may not have been given their devices yet."""
@@ -115,7 +84,8 @@ class PoolWorld:
 
     def look(self, name: str, wish: PoolWish) -> PoolNode:
         """A node as the plans see it. Raises InputError naming the node if its GPUs cannot be as wished."""
-        node, record = self.nodes[name], read_record(self.nodes[name])
+        node = self._cluster.node(name) or Node()
+        record = read_record(node)
         view = self._cluster.snapshot(name)
         gpus = () if view is None else view.gpus
         available = sum(gpu.availability.ok for gpu in gpus)
@@ -132,7 +102,7 @@ class PoolWorld:
         reason = node.annotations.get(names.MIG_CONFIG_REASON, "")
         closed = bool(reason) and any(gpu.availability.closed for gpu in gpus)
         renamed = node.labels.get(AGENTS_STRATEGY, wanted_strategy) == wanted_strategy
-        pods = len(self._on.get(name, ()))
+        pods = len(self._busy.get(name, ()))
         since = self._empty_since.get(name, now)
         return PoolNode(
             name,
@@ -206,6 +176,8 @@ def _is_ready(node: Node) -> bool:
     return any(c.type == "Ready" and c.status == "True" for c in node.status.conditions or ())
 
 
-def _stays(pod: Pod) -> bool:
-    """True for pods that belong to the node itself: of a DaemonSet, or the kubelet's own."""
-    return any(owner.kind in ("DaemonSet", "Node") for owner in pod.metadata.owner_references)
+def is_lost_with_node(pod: Pod) -> bool:
+    """False for pods that have ended or belong to the node itself: of a DaemonSet, or the kubelet's own."""
+    return not has_ended(pod) and all(
+        owner.kind not in ("DaemonSet", "Node") for owner in pod.metadata.owner_references
+    )

@@ -222,6 +222,10 @@ class NodeTable:
                 self._answers.popitem(last=False)
         return answers
 
+    def suits(self, answers: Answers) -> Mask:
+        """Rows that refuse the rules nothing."""
+        return cast("Mask", self._alive & (answers.refusals == 0))
+
     def fits(self, footprint: Footprint) -> Mask:
         """Rows with room for the pod's resources and ports."""
         fits = self._alive & (self._used[3] < self._total[3])

@@ -1,186 +1,178 @@
-"""The one in-memory truth about GPUs in the cluster.
+"""The one picture of the cluster in a process: nodes, their pods, the pods that wait, who holds which GPU.
 
-Fed by API objects, it can be thrown away at any time: after a restart the same objects give the same
-state. Pods are accounted by uid (a StatefulSet's pod that was made again under the same name is another
-pod) and release their memory when their containers have ended, not when their deletion was asked for.
-
-Nothing here awaits, so choosing a GPU and reserving it is one step for everybody on the event loop.
+Fed by API objects, it can be thrown away at any time: after a restart the same objects give the same state.
+Whoever decides reads it, once its gate is open; whoever has to act when something changes subscribes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
 
-from msgspec.structs import replace as replace_struct
+import numpy as np
+import numpy.typing as npt
 
-from gpuslice import names
 from gpuslice.clock import Clock
-from gpuslice.cluster.annotations import (
-    decode_allocation,
-    encode_allocation,
-    encode_record,
-    gpushare_allocation,
-    recorded_spread,
-)
-from gpuslice.cluster.nodes import NodeInfo, read_node, read_unhealthy
-from gpuslice.cluster.podstatus import has_ended
-from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
-from gpuslice.cluster.swaps import is_assigned, swap_places
-from gpuslice.cluster.text import RECORD_LIMIT
-from gpuslice.devices.inventory import Mode, NodeGpus
-from gpuslice.errors import InputError, Unavailable
+from gpuslice.cluster.accounts import GpuAccounts
+from gpuslice.cluster.nodetable import Mask, NodeTable
+from gpuslice.cluster.nominations import Nominations
+from gpuslice.cluster.podstatus import has_ended, is_unschedulable
+from gpuslice.cluster.waiting import Demand, WaitingPod, read_waiting
+from gpuslice.errors import Unavailable
 from gpuslice.kube.gate import Gate
 from gpuslice.kube.quarantine import Quarantine
-from gpuslice.kube.wire import Node, Pod
-from gpuslice.placement.fleet import CODES, Fleet
-from gpuslice.placement.node import place
+from gpuslice.kube.wire import Node, ObjectMeta, Pod
+from gpuslice.placement.fleet import Codes
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
-from gpuslice.placement.preempt import Holder, choose_victims, fits_without
-from gpuslice.placement.room import GpuRoom
-from gpuslice.placement.search import Steps
-from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
-from gpuslice.requests.allocation import Allocation, Charge
-from gpuslice.requests.pod import MAX_CONTAINERS, PodRequest, count_spec, peak, read_given, read_request
+from gpuslice.requests.pod import PodRequest
 from gpuslice.units import GIB, MemoryUnit
 
-GUESS_STEPS: Final = 100
-"""Steps of the exact search for a pod whose GPU nobody recorded: a node may have a hundred of them."""
-_HINTS = (names.ALLOCATION, names.GPUSHARE_ALLOCATION, names.MEM_IDX, names.MEM_ASSIGNED)
+REPLAY: Final = 250
+"""Objects told to a new subscriber between two yields to the event loop."""
+
+ChangeKind = Literal["node", "node-gone", "pod", "pod-gone", "unhealthy"]
 
 
 @dataclass(frozen=True, slots=True)
-class FilterOutcome:
-    """The nodes that can take a pod, in the order asked, and why the others cannot."""
+class Change:
+    """What has changed: the object as it is (of one that is gone: as it was), and as it was known before.
 
-    fits: list[str]
-    refused: dict[str, Verdict]
+    `node`: the node whose rules or room it may have changed, "" if none: the pod's, or where it was to be.
+    """
+
+    kind: ChangeKind
+    node: str
+    object: Node | Pod | None = None
+    before: Node | Pod | None = None
 
 
-class Cluster:
-    """Nodes, pods and reservations. Synchronous; for one event loop."""
+Listener = Callable[[Change], None]
+
+
+class Cluster(GpuAccounts):
+    """The whole picture. Synchronous; for one event loop."""
 
     def __init__(self, *, clock: Clock, policy: Policy = BINPACK, default_unit: MemoryUnit = GIB) -> None:
-        self.policy = policy
+        super().__init__(clock=clock, policy=policy, default_unit=default_unit)
         self.gate = Gate()
         """Asked before anything is decided. Whoever feeds the cluster sets it; fed by hand it is whole."""
-        self.fleet = Fleet()
         self.quarantine = Quarantine()
         """Objects that could not be read, by whoever in this process reads them."""
-        self.on_settled: list[Callable[[str], None]] = []
-        """Called with the node of a bound pod that changed or went: it may have got its GPU, or left it."""
-        self._clock = clock
-        self._default_unit = default_unit
-        self._nodes: dict[str, Node] = {}
-        self._infos: dict[str, NodeInfo] = {}
-        self._unhealthy: dict[str, frozenset[int]] = {}
-        # uid -> pod; node name -> the uids on it (the node itself may be unknown)
-        self._pods: dict[str, PodRecord] = {}
-        self._on_node: dict[str, set[str]] = {}
+        self.table = NodeTable()
+        """What nodes answer to pods, but for their GPUs."""
+        self.nominations = Nominations(self.table, self)
+        """For whom room is kept, and where."""
+        self._listeners: list[Listener] = []
+        self._live: dict[str, Pod] = {}  # uid -> every pod that has not ended
+        self._waiting: dict[str, WaitingPod] = {}
+        self._unschedulable: dict[str, WaitingPod] = {}
+        self._fleet_rows: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._fleet_rows_of = (-1, -1)
 
     # --- feeds ------------------------------------------------------------------------------------
     def set_node(self, node: Node) -> None:
         """A node was added or changed in any way (labels, capacity, GPUs swapped)."""
-        info = read_node(node, self._default_unit, self._unhealthy.get(node.name, ()))
-        self._nodes[node.name] = node
-        if info == self._infos.get(node.name):
-            return
-        self._infos[node.name] = info
-        self.fleet.set_node(node.name, info.gpus, units=info.units, whole=info.whole)
-        # Pods whose GPU is known count first, so that the others are put where room really is.
-        records = [self._pods[uid] for uid in sorted(self._on_node.get(node.name, ()))]
-        unknown = []
-        for record in records:
-            settled = record if record.assumed else self._read(record)
-            if settled.allocation is None:
-                unknown.append(settled)
-            else:
-                self._charge(settled)
-        for record in unknown:
-            self._charge(self._guess(record))
+        change = Change("node", node.name, node, self.table.node(node.name))
+        self._apply(change, partial(self.table.set_node, node), partial(super().set_node, node))
 
     def drop_node(self, name: str) -> None:
         """A node is gone. Its pods stay known until they are gone too."""
-        self._nodes.pop(name, None)
-        self._infos.pop(name, None)
-        self.fleet.drop_node(name)
+        before = self.table.node(name)
+        change = Change("node-gone", name, before, before)
+        self._apply(change, partial(self.table.drop_node, name), partial(super().drop_node, name))
 
     def set_unhealthy(self, node: str, text: str | None) -> None:
         """The `gpus` key of ConfigMap unhealthy-gpu-<node>; None if there is no such map."""
-        marked = read_unhealthy(text)
-        if marked != self._unhealthy.get(node, frozenset()):
-            self._unhealthy[node] = marked
-            if node in self._nodes:
-                self.set_node(self._nodes[node])
+        if self.mark_unhealthy(node, text) and (there := self.table.node(node)) is not None:
+            self._apply(Change("unhealthy", node), partial(super().set_node, there))
 
     def set_pod(self, pod: Pod) -> None:
-        """A pod was added or changed.
+        """A pod was added or changed. What it was given is fixed when it is bound; see `GpuAccounts`."""
+        change = Change("pod", self._node_of(pod), pod, self._live.get(pod.uid))
+        self._apply(change, partial(super().set_pod, pod), partial(self._note, pod))
 
-        What it was given is fixed when it is bound. Annotations may say where that is; whatever else stands
-        in them, it counts with what its spec asks for, where it counted before or where the engine would put
-        it.
-        """
-        try:
-            self._set_pod(pod)
-        except Exception:
-            # Not ours to know what it was. What was counted stays so, and else the spec counts.
-            if pod.uid not in self._pods:
-                self._set_pod(replace_struct(pod, metadata=replace_struct(pod.metadata, annotations=None)))
-            raise
+    def drop_pod(self, uid: str, last: Pod | None = None) -> None:
+        """A pod is gone. Unknown uids are fine. `last`: how it was, for those who did not know it."""
+        before = self._live.get(uid)
+        pod = before or last or Pod(metadata=ObjectMeta(uid=uid))
+        change = Change("pod-gone", self._node_of(pod), pod, before)
+        self._apply(change, partial(super().drop_pod, uid), partial(self._lose, uid))
 
-    def _set_pod(self, pod: Pod) -> None:
-        old = self._pods.get(pod.uid)
-        if not pod.spec.node_name:
-            return
+    def _node_of(self, pod: Pod) -> str:
+        assigned = self.table.pod(pod.uid)
+        return pod.spec.node_name or (assigned.node if assigned is not None else "")
+
+    def _note(self, pod: Pod) -> None:
         if has_ended(pod):
-            self.drop_pod(pod.uid)
+            self._lose(pod.uid)
             return
-        known = old if old is not None and old.node == pod.spec.node_name else None
-        request = known.request if known is not None else _given(pod)
-        if not request:
-            self.drop_pod(pod.uid)
+        self._live[pod.uid] = pod
+        self._unschedulable.pop(pod.uid, None)
+        if pod.spec.node_name:
+            self._waiting.pop(pod.uid, None)
+            self.table.set_pod(pod)
             return
-        record = PodRecord(
-            pod.uid,
-            pod.namespace,
-            pod.name,
-            pod.spec.node_name,
-            pod.spec.priority,
-            request,
-            None,
-            terminating=pod.metadata.deletion_timestamp is not None,
-            containers=tuple(container.name for container in pod.spec.containers),
-            hints=_hints(pod),
-            proven=_proven(known) if known is not None else (),
-        )
-        if old is not None:
-            if record == replace(old, allocation=None, charges=()):
-                return
-            record = self._succeed(old, self._locate(record))
-            self._uncharge(old)
-        else:
-            record = self._locate(record)
-        self._charge(record)
-        for node in {record.node, old.node if old is not None else record.node}:
-            self._settled(node)
+        self._waiting[pod.uid] = waiting = read_waiting(pod)
+        if is_unschedulable(pod):
+            self._unschedulable[pod.uid] = waiting
 
-    def drop_pod(self, uid: str) -> None:
-        """A pod is gone, or its containers have ended. Unknown uids are fine."""
-        record = self._pods.get(uid)
-        if record is not None:
-            self._uncharge(record)
-            self._settled(record.node)
+    def _lose(self, uid: str) -> None:
+        self._live.pop(uid, None)
+        self._waiting.pop(uid, None)
+        self._unschedulable.pop(uid, None)
+        self.table.drop_pod(uid)
+
+    # --- who listens ------------------------------------------------------------------------------
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Hear of every change from now on, after the cluster knows it. Returns what ends that.
+
+        Who comes late, and needs what is there already, asks for a `replay` besides.
+        """
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def replay(self, listener: Listener) -> None:
+        """Tell a subscriber of everything that is there, as if it had just come.
+
+        Others have their turn in between, and changes are told as they come: an object may be told twice, but
+        never as it was before. What the listener raises is held against the object.
+        """
+        known: list[tuple[ChangeKind, str]] = [("node", name) for name in self.node_names()]
+        known += [("pod", uid) for uid in self._live]
+        for number, (kind, key) in enumerate(known, 1):
+            there = self.table.node(key) if kind == "node" else self._live.get(key)
+            if there is None:
+                continue
+            try:
+                listener(Change(kind, self._node_of(there) if isinstance(there, Pod) else key, there))
+            except Exception as error:
+                self.quarantine.hold(there, error)
+            if number % REPLAY == 0:
+                await asyncio.sleep(0)
+
+    def _apply(self, change: Change, *steps: Callable[[], object]) -> None:
+        """Take the steps and tell every listener, whatever one of them makes of the object.
+
+        Raises what the first of them raised.
+        """
+        problems: list[Exception] = []
+        told: list[Callable[[], object]] = [partial(listener, change) for listener in self._listeners]
+        for step in (*steps, *told):
+            try:
+                step()
+            except Exception as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
 
     # --- questions --------------------------------------------------------------------------------
-    def request_of(self, pod: Pod) -> PodRequest:
-        """The normalised request of a pod. Raises InputError naming the field."""
-        return read_request(pod.spec, pod.annotations)
-
     def node(self, name: str) -> Node | None:
         """The node object as last seen."""
-        return self._nodes.get(name)
+        return self.table.node(name)
 
     def offered(self, node: str) -> Collection[str]:
         """The resources that a node has, with whatever amount. Can be called from any thread.
@@ -189,291 +181,57 @@ class Cluster:
         """
         if why := self.gate.incomplete():
             raise Unavailable(why)
-        known = self._nodes.get(node)
+        known = self.table.node(node)
         if known is None:
             raise Unavailable("there is no such node")
         return known.status.allocatable or {}
 
-    def node_names(self) -> list[str]:
-        """All nodes, sorted."""
-        return self.fleet.names()
+    def nodes(self) -> list[Node]:
+        """All nodes as last seen, by name."""
+        return [node for name in self.node_names() if (node := self.table.node(name)) is not None]
 
-    def gpus(self, node: str) -> NodeGpus | None:
-        """The GPUs of a node."""
-        return self.fleet.gpus(node)
+    def live_pod(self, uid: str) -> Pod | None:
+        """A pod that has not ended, as last seen."""
+        return self._live.get(uid)
 
-    def pod(self, uid: str) -> PodRecord | None:
-        """What a pod holds, if it holds anything."""
-        return self._pods.get(uid)
+    def waiting(self, uid: str) -> WaitingPod | None:
+        """A pod that has no node and has not ended."""
+        return self._waiting.get(uid)
 
-    def pods_on(self, node: str) -> list[PodRecord]:
-        """The pods that hold GPUs of a node, by namespace and name."""
-        return sorted((self._pods[uid] for uid in self._on_node.get(node, ())), key=lambda r: (r.key, r.uid))
+    def unschedulable(self) -> list[WaitingPod]:
+        """The pods for which their scheduler found no node, the earliest known first.
 
-    def check(self, request: PodRequest, node: str) -> Verdict:
-        """What one node says to a request."""
-        if not request:
-            return FITS if node in self.fleet else refusal(Code.NODE_NOT_FOUND, node)
-        return self.fleet.verdict(request, node, self.policy)
-
-    def filter(self, request: PodRequest, nodes: Sequence[str]) -> FilterOutcome:
-        """Which of these nodes can take the pod. One vectorised question, however many nodes."""
-        if not request:
-            return FilterOutcome(list(nodes), {})
-        fits: list[str] = []
-        refused: dict[str, Verdict] = {}
-        codes = self.fleet.codes(request)[self.fleet.rows(nodes)].tolist()
-        for name, number in zip(nodes, codes, strict=True):
-            if number:
-                refused[name] = refusal(CODES[number], name)
-            else:
-                fits.append(name)
-        return FilterOutcome(fits, refused)
-
-    def scores(self, request: PodRequest, nodes: Sequence[str]) -> list[int]:
-        """0..1000 for each node, higher is better, by the cluster's policy."""
-        return self.fleet.scores(request, nodes, self.policy) if request else [0] * len(nodes)
-
-    def victims(self, request: PodRequest, node: str, priority: int) -> tuple[PodRecord, ...] | None:
-        """The cheapest pods below `priority` to evict from a node so that the request fits on its GPUs.
-
-        () if it fits already, None if no eviction helps.
+        Those that could not be handled are left out, until they are changed.
         """
-        gpus = self.fleet.gpus(node)
-        if gpus is None:
-            return None
-        holders = [Holder(record.uid, record.priority, record.charges) for record in self.pods_on(node)]
-        chosen = choose_victims(request, gpus.unit, self.fleet.rooms(node), holders, priority)
-        return None if chosen is None else tuple(self._pods[holder.uid] for holder in chosen)
+        return [w for w in self._unschedulable.values() if not self.quarantine.holds(w.pod)]
 
-    def fits_without(self, request: PodRequest, node: str, uids: Collection[str]) -> bool:
-        """Would the request fit on a node's GPUs if these pods had ended?"""
-        gpus = self.fleet.gpus(node)
-        gone = [Holder(r.uid, r.priority, r.charges) for r in self.pods_on(node) if r.uid in uids]
-        return gpus is not None and fits_without(request, gpus.unit, self.fleet.rooms(node), gone)
+    @property
+    def has_unschedulable(self) -> bool:
+        """True if there may be such pods."""
+        return bool(self._unschedulable)
 
-    # --- reservations -----------------------------------------------------------------------------
-    def assume(self, pod: Pod, node: str) -> tuple[Allocation, Verdict] | Verdict:
-        """Choose the pod's GPUs on a node and reserve them under its uid, in one step.
+    def is_unschedulable(self, uid: str) -> bool:
+        """True while a pod's scheduler finds no node for it."""
+        return uid in self._unschedulable
 
-        A Verdict alone is a refusal. Asked again for the same pod and node it answers the same.
+    def suitable(self, demand: Demand, *, but_for_gpus: bool = False) -> list[str]:
+        """The nodes on which such a pod could run now, GPU by GPU; nominations are not looked at.
+
+        `but_for_gpus`: those on which it could run if the GPUs were as it needs them.
         """
-        known = self._pods.get(pod.uid)
-        if known is not None:
-            if known.node == node and known.allocation is not None:
-                return known.allocation, FITS
-            return Verdict(
-                Code.ALREADY_BOUND, f"pod {known.key} already holds GPU memory on node {known.node}"
-            )
-        try:
-            request = self.request_of(pod)
-        except InputError as error:
-            return Verdict(Code.BAD_REQUEST, str(error))
-        if not request:
-            return Verdict(Code.BAD_REQUEST, f"pod {pod.key} asks for no GPU")
-        outcome = self.fleet.place(request, node, self.policy)
-        if isinstance(outcome, Verdict):
-            return outcome
-        record = PodRecord(
-            pod.uid,
-            pod.namespace,
-            pod.name,
-            node,
-            pod.spec.priority,
-            request,
-            outcome,
-            outcome.charges(request),
-            assumed=True,
-            containers=tuple(container.name for container in pod.spec.containers),
-        )
-        self._charge(record)
-        return outcome, FITS
+        table = self.table
+        suits: Mask = table.suits(table.answers(demand.rules)) & table.fits(demand.footprint)
+        if demand.request and not but_for_gpus:
+            suits = suits & (self.gpu_codes(demand.request) == 0)
+        return [str(name) for name in table.names[suits]]
 
-    def forget(self, uid: str) -> None:
-        """Take an assumption back that the API server never confirmed. Anything else is left alone."""
-        record = self._pods.get(uid)
-        if record is not None and record.assumed:
-            self._uncharge(record)
+    def gpu_codes(self, request: PodRequest) -> Codes:
+        """Per row of the table what the node's GPUs say to a request: indexes into CODES."""
+        return self.fleet.codes(request)[self.fleet_rows()]
 
-    def annotations_for(self, pod: Pod, node: str, allocation: Allocation) -> dict[str, str]:
-        """The annotations that record an allocation at bind: ours and gpushare's, not yet assigned."""
-        gpus = self.fleet.gpus(node)
-        if gpus is None:
-            return {}
-        request = self.request_of(pod)
-        containers = [container.name for container in pod.spec.containers]
-        return encode_allocation(
-            request, allocation, gpus, assume_time_ns=self._clock.now_ns(), assigned=False
-        ) | gpushare_allocation(containers, allocation, gpus)
-
-    # --- views ------------------------------------------------------------------------------------
-    def snapshot(self, node: str) -> NodeView | None:
-        """One node as `inspect` shows it; None if it is unknown."""
-        info = self._infos.get(node)
-        if info is None:
-            return None
-        shares: dict[str, list[PodShare]] = {gpu.uuid: [] for gpu in info.gpus.gpus}
-        pending: list[PodShare] = []
-        for record in self.pods_on(node):
-            if record.allocation is None:
-                mib = info.gpus.unit.to_mib(record.request.units)
-                pending.append(PodShare(record.uid, record.namespace, record.name, mib))
-                continue
-            for charge in record.charges:
-                # A reservation may name a GPU that has vanished in the meantime.
-                shares.get(charge.gpu, pending).append(
-                    PodShare(
-                        record.uid, record.namespace, record.name, charge.mib, charge.whole, record.assumed
-                    )
-                )
-        views = tuple(
-            GpuView(
-                gpu.index,
-                gpu.uuid,
-                gpu.model,
-                gpu.memory_mib,
-                sum(share.mib for share in shares[gpu.uuid]),
-                gpu.availability,
-                _mode(shares[gpu.uuid]),
-                tuple(shares[gpu.uuid]),
-                gpu.resource,
-                gpu.parent,
-                gpu.shareable,
-            )
-            for gpu in info.gpus.gpus
-        )
-        return NodeView(
-            node,
-            info.address,
-            info.gpus.unit,
-            views,
-            tuple(pending),
-            info.units,
-            info.problem,
-            sum(info.whole.values()),
-            info.rest,
-        )
-
-    def snapshots(self) -> list[NodeView]:
-        """All nodes by name."""
-        return [view for name in self.node_names() if (view := self.snapshot(name)) is not None]
-
-    # --- inside -----------------------------------------------------------------------------------
-    def _locate(self, record: PodRecord) -> PodRecord:
-        """Say which GPUs a bound pod is on, by its annotations; if they do not say, where it counts."""
-        read = self._read(record)
-        return read if read.allocation is not None else self._guess(read)
-
-    def _succeed(self, old: PodRecord, new: PodRecord) -> PodRecord:
-        """The record of a pod that is counted already; see `swaps`."""
-        if old.node != new.node:
-            return new
-        if old.allocation is None and new.allocation is None and old.charges:
-            return replace(new, charges=old.charges)  # nothing was learnt
-        if old.allocation is None or new.allocation is None:
-            return new
-        if new.proven != new.hints:
-            # What stands there now cannot be believed.
-            return replace(new, allocation=old.allocation, charges=old.charges)
-        if new.allocation == old.allocation and not is_assigned(new):
-            return replace(new, charges=old.charges)
-        siblings = self._on_node.get(new.node, ())
-        # A reservation gives way to nobody: whoever wrote of this pod did not know of it.
-        others = (self._pods[uid] for uid in siblings if uid != new.uid and not self._pods[uid].assumed)
-        giving = swap_places(old, new, others)
-        if not giving and not is_assigned(new) and not self._has_room(old, new):
-            # Only a plan, and one that cannot be: what it leaves would be given to one pod too many.
-            return replace(new, charges=old.charges)
-        for moved in giving:
-            self._uncharge(self._pods[moved.uid])
-            self._charge(moved)
-        return new
-
-    def _has_room(self, old: PodRecord, new: PodRecord) -> bool:
-        """True if what a pod is to take elsewhere than it is counted is free there."""
-        rooms = {room.uuid: room for room in self.fleet.rooms(new.node)}
-        return all(
-            (room := rooms.get(charge.gpu)) is not None
-            and (room.untouched if charge.whole else room.free_mib >= charge.mib)
-            for charge in new.charges
-            if charge not in old.charges
-        )
-
-    def _read(self, record: PodRecord) -> PodRecord:
-        gpus = self.fleet.gpus(record.node)
-        if gpus is None:
-            return replace(record, allocation=None, charges=())
-        for hints in dict.fromkeys((record.hints, record.proven)):
-            allocation = decode_allocation(dict(hints), record.request, record.containers, gpus)
-            if allocation is not None:
-                charges = allocation.charges(record.request)
-                return replace(record, allocation=allocation, charges=charges, proven=hints)
-        return replace(record, allocation=None, charges=())
-
-    def _guess(self, record: PodRecord) -> PodRecord:
-        gpus = self.fleet.gpus(record.node)
-        return replace(record, charges=self._likely(record.request, record.node, gpus)) if gpus else record
-
-    def _likely(self, request: PodRequest, node: str, gpus: NodeGpus) -> tuple[Charge, ...]:
-        """Where the engine would put a pod whose GPU is unknown; without room, on the emptiest GPU."""
-        rooms: list[GpuRoom] = self.fleet.rooms(node)
-        if len(request.containers) <= MAX_CONTAINERS:
-            outcome = place(request, gpus.unit, rooms, self.policy, steps=Steps(GUESS_STEPS))
-            if isinstance(outcome, Allocation):
-                return outcome.charges(request)
-        emptiest = sorted((room for room in rooms), key=lambda room: (-room.free_mib, room.index))
-        if not emptiest:
-            return ()
-        shares = gpus.unit.to_mib(peak((c.role, c.units) for c in request.containers))
-        whole = tuple(
-            Charge(room.uuid, room.total_mib, whole=True)
-            for resource, count in request.devices.items()
-            for room in [room for room in emptiest if room.resource == resource][:count]
-        )
-        return (*whole, Charge(emptiest[0].uuid, shares, whole=False)) if shares else whole
-
-    def _settled(self, node: str) -> None:
-        for listener in self.on_settled:
-            listener(node)
-
-    def _charge(self, record: PodRecord) -> None:
-        self._pods[record.uid] = record
-        self._on_node.setdefault(record.node, set()).add(record.uid)
-        self.fleet.charge(record.node, record.charges, record.request)
-
-    def _uncharge(self, record: PodRecord) -> None:
-        del self._pods[record.uid]
-        siblings = self._on_node[record.node]
-        siblings.discard(record.uid)
-        if not siblings:
-            del self._on_node[record.node]
-        self.fleet.release(record.node, record.charges, record.request)
-
-
-def _given(pod: Pod) -> PodRequest:
-    """What a pod that has a node was given, as far as the pod itself can tell."""
-    try:
-        return read_given(pod.spec, pod.annotations, recorded_spread(pod.annotations))
-    except InputError:
-        return count_spec(pod.spec)
-
-
-def _hints(pod: Pod) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (key, text)
-        for key in _HINTS
-        if (text := pod.annotations.get(key)) is not None and len(text) <= RECORD_LIMIT
-    )
-
-
-def _proven(known: PodRecord) -> tuple[tuple[str, str], ...]:
-    """The annotations by which a pod counts where it does; of a reservation those that it was bound with."""
-    if known.assumed and known.allocation is not None:
-        return ((names.ALLOCATION, encode_record(known.allocation)),)
-    return known.proven
-
-
-def _mode(shares: Sequence[PodShare]) -> Mode:
-    if not shares:
-        return Mode.FREE
-    return Mode.WHOLE if any(share.whole for share in shares) else Mode.SHARED
+    def fleet_rows(self) -> npt.NDArray[np.int32]:
+        """The fleet's row of each row of the table."""
+        if self._fleet_rows_of != (self.fleet.version, self.table.version):
+            self._fleet_rows = self.fleet.rows(self.table.names.tolist())
+            self._fleet_rows_of = (self.fleet.version, self.table.version)
+        return self._fleet_rows

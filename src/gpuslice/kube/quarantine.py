@@ -70,6 +70,10 @@ class Quarantine:
         if self._held:
             self._held.pop((obj.resource.kind, obj.key), None)
 
+    def holds(self, obj: KubeObject) -> bool:
+        """True while an object is one of these."""
+        return bool(self._held) and (obj.resource.kind, obj.key) in self._held
+
     def keep(self, kind: type[KubeObject], there: Collection[str]) -> None:
         """Of a kind there are these objects, by key, and no others."""
         for held in [key for key in self._held if key[0] == kind.resource.kind and key[1] not in there]:

@@ -294,10 +294,15 @@ class Reflector(Generic[K]):
             _log.info("following the API server again", kind=self._kind.resource.kind)
 
 
-def _older(version: str, than: str) -> bool:
-    """True if a watch repeats itself: its versions are decimal and only grow (KEP-5504)."""
+def is_before(version: str, than: str) -> bool:
+    """True if a resourceVersion came before another one: they are decimal and only grow (KEP-5504)."""
     new, old = read_digits(version, MAX_VERSION), read_digits(than, MAX_VERSION)
-    return new is not None and old is not None and new <= old
+    return new is not None and old is not None and new < old
+
+
+def _older(version: str, than: str) -> bool:
+    """True if a watch repeats itself."""
+    return bool(version) and (version == than or is_before(version, than))
 
 
 def _tombstone(kind: type[K], key: str, uid: str) -> K:

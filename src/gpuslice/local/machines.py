@@ -20,7 +20,7 @@ from gpuslice.local.kubelet.node import NodeDescription
 from gpuslice.local.nodes import Nodes
 from gpuslice.node.discovery.simulated import SimulatedDriver
 from gpuslice.requests.kinds import SHARES
-from gpuslice.scheduler.imagined import Imagined
+from gpuslice.scheduler.estimator import NodeEstimator
 from gpuslice.units import MemoryUnit
 
 PODS = 110
@@ -30,10 +30,10 @@ PODS = 110
 class SimulatedMachines:
     """A `capacity.machines.Machines` over the nodes of a cluster, which has those of `plan` already."""
 
-    def __init__(self, plan: ClusterPlan, nodes: Nodes, imagined: Imagined) -> None:
+    def __init__(self, plan: ClusterPlan, nodes: Nodes, estimator: NodeEstimator) -> None:
         self._plan = plan
         self._nodes = nodes
-        self._imagined = imagined
+        self._estimator = estimator
         self._numbers: dict[str, int] = {}  # node -> which address it has
 
     def running(self) -> Collection[str]:
@@ -57,7 +57,7 @@ class SimulatedMachines:
     def needed(self, pods: Sequence[Pod], wish: PoolWish, limit: int) -> Sequence[Sequence[Pod]]:
         if not pods or limit < 1:
             return ()
-        return self._imagined.needed(pods, self._template(wish), limit)
+        return self._estimator.needed(pods, self._template(wish), limit)
 
     def _node(self, name: str, wish: PoolWish, number: int) -> NodePlan:
         """The node with the device plugin's configuration that counts there, if there is one."""

@@ -28,7 +28,7 @@ from gpuslice.cluster.state import Cluster
 from gpuslice.config.cluster import ClusterPlan, NodePlan
 from gpuslice.errors import Conflict, NotFound
 from gpuslice.kube.client import Client
-from gpuslice.kube.wire import KubeObject, Resource
+from gpuslice.kube.wire import Resource
 from gpuslice.local.apiserver.api import webhookpost
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.apiserver.api.certificates import issue
@@ -43,9 +43,9 @@ from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls
 from gpuslice.observe.serving import serving as serving_http
 from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.estimator import NodeEstimator
 from gpuslice.scheduler.extender.app import LIMITS, ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
-from gpuslice.scheduler.imagined import Imagined
 from gpuslice.scheduler.migdemand import IDLE_SECONDS
 from gpuslice.scheduler.service import run_scheduler
 
@@ -115,16 +115,13 @@ class LocalCluster:
         """Wait until something holds, looking again whenever nodes or pods have changed."""
         waker = asyncio.Event()
 
-        def wake(_kind: str, _obj: KubeObject) -> None:
-            waker.set()
-
-        self.feed.listeners.append(wake)
+        unsubscribe = self.cluster.subscribe(lambda _change: waker.set())
         try:
             while not until():
                 await waker.wait()
                 waker.clear()
         finally:
-            self.feed.listeners.remove(wake)
+            unsubscribe()
 
     async def ready(self, nodes: Sequence[NodePlan] | None = None) -> None:
         """Wait until these nodes (all of them) have offered their GPUs."""
@@ -206,8 +203,7 @@ async def local_cluster(
                 pools = NodePoolController(
                     client,
                     scheduling.cluster,
-                    scheduling.feed,
-                    machines=SimulatedMachines(plan, nodes, scheduling.imagined),
+                    machines=SimulatedMachines(plan, nodes, NodeEstimator(scheduling.cluster, clock)),
                     clock=clock,
                     new_id=lambda: new_id(random),
                     random=random.random,
@@ -240,7 +236,6 @@ class _Scheduling:
     reviews: Reviews
     cluster: Cluster
     feed: ClusterFeed
-    imagined: Imagined
 
 
 @asynccontextmanager
@@ -260,7 +255,6 @@ async def _scheduling(
     """
     cluster = Cluster(clock=clock, policy=plan.policy, default_unit=plan.unit)
     feed = ClusterFeed(client, cluster, clock=clock, random=random.random)
-    imagined = Imagined(cluster, feed, clock)
     binder = Binder(cluster, client, clock=clock, random=random.random)
     metrics = Metrics()
     reviews = Reviews(partial(review, offered=cluster.offered))
@@ -279,7 +273,6 @@ async def _scheduling(
     scheduler = run_scheduler(
         client,
         cluster,
-        feed,
         clock=clock,
         new_id=lambda: new_id(random),
         random=random.random,
@@ -304,7 +297,7 @@ async def _scheduling(
                 start("controllers", controllers)
                 start("cluster feed", feed.run())
                 start("binder's audit", binder.run())
-                yield _Scheduling(url, certificates.authority, reviews, cluster, feed, imagined)
+                yield _Scheduling(url, certificates.authority, reviews, cluster, feed)
         finally:
             await binder.aclose()
 

@@ -15,13 +15,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.cluster.nodetable import Answers, Mask, NodeTable
+from gpuslice.cluster.nodetable import Answers, Mask
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import Demand, WaitingPod
 from gpuslice.placement.fleet import CODES
 from gpuslice.placement.verdict import Code, refusal
-from gpuslice.requests.pod import PodRequest
-from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause
 
 AFFINITY_WEIGHT: Final = 2
@@ -48,12 +46,10 @@ class Decision:
 class Cycle:
     """Decides about one pod at a time on the current state. Changes nothing."""
 
-    def __init__(self, table: NodeTable, cluster: Cluster, nominations: Nominations) -> None:
-        self._table = table
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._nominations = nominations
-        self._gpu_rows: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        self._gpu_rows_of: tuple[int, int] = (-1, -1)
+        self._table = cluster.table
+        self._nominations = cluster.nominations
 
     def decide(self, waiting: WaitingPod) -> Decision:
         """Choose a node for a pod."""
@@ -63,9 +59,9 @@ class Cycle:
         if not len(table):
             return Decision("", NO_NODES, NODE_CAUSES)
         answers = table.answers(demand.rules)
-        suits = table.alive & (answers.refusals == 0)
+        suits = table.suits(answers)
         room = suits & table.fits(demand.footprint)
-        codes = self._codes(demand.request)
+        codes = self._cluster.gpu_codes(demand.request) if demand.request else None
         fits = room if codes is None else room & (codes == 0)
         kept = self._kept(waiting, fits)
         if kept.any():
@@ -90,16 +86,6 @@ class Cycle:
         )
 
     # --- inside -----------------------------------------------------------------------------------
-    def _codes(self, request: PodRequest) -> npt.NDArray[np.uint8] | None:
-        """Per row of the table what the GPUs say (index into CODES); None if no GPU is asked for."""
-        if not request:
-            return None
-        fleet, table = self._cluster.fleet, self._table
-        if self._gpu_rows_of != (fleet.version, table.version):
-            self._gpu_rows = fleet.rows(table.names.tolist())
-            self._gpu_rows_of = (fleet.version, table.version)
-        return fleet.codes(request)[self._gpu_rows]
-
     def _kept(self, waiting: WaitingPod, fits: Mask) -> Mask:
         kept = np.zeros_like(fits)
         for node in self._nominations.nodes if len(self._nominations) else ():
@@ -111,7 +97,7 @@ class Cycle:
     def _scores(self, demand: Demand, answers: Answers, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
         if demand.request:
             fleet, policy = self._cluster.fleet, self._cluster.policy
-            scores = fleet.score_rows(demand.request, self._gpu_rows[rows], policy) // 10
+            scores = fleet.score_rows(demand.request, self._cluster.fleet_rows()[rows], policy) // 10
         else:
             scores = self._table.spare(demand.footprint, rows)
         weights, soft = answers.weights[rows].astype(np.int64), answers.soft[rows].astype(np.int64)

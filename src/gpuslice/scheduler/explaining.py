@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from gpuslice import names
 from gpuslice.cluster.migrecords import decode_cuts
-from gpuslice.cluster.nodetable import NodeTable
 from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import PodRecord
 from gpuslice.cluster.state import Cluster
@@ -62,8 +61,8 @@ class Explanation:
     nodes: tuple[NodeVerdict, ...] = ()
 
 
-def explain(pod: Pod, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Pod]) -> Explanation:
-    """Explain a pod. `cluster` must have been told of the same nodes and pods; it is given back unchanged."""
+def explain(pod: Pod, cluster: Cluster) -> Explanation:
+    """Explain a pod. Changes nothing."""
     waiting = read_waiting(pod)
     request = waiting.demand.request
     if pod.status.phase in ("Succeeded", "Failed") and has_ended(pod):
@@ -75,7 +74,7 @@ def explain(pod: Pod, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Po
         return _placed(pod, record, cluster)
     if waiting.problem:
         return Explanation(pod, request, f"can be placed on no node: {waiting.problem}")
-    verdicts = _verdicts(waiting, cluster, nodes, pods)
+    verdicts = _verdicts(waiting, cluster)
     fitting = sum(verdict.ok for verdict in verdicts)
     wish = say_request(request, cluster)
     if not verdicts:
@@ -193,18 +192,11 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
 
 
 # --- a pod that waits ---------------------------------------------------------------------------------
-def _verdicts(
-    waiting: WaitingPod, cluster: Cluster, nodes: Sequence[Node], pods: Sequence[Pod]
-) -> list[NodeVerdict]:
-    table = NodeTable()
-    for node in nodes:
-        table.set_node(node)
-    for pod in pods:
-        if pod.spec.node_name:
-            table.set_pod(pod)
+def _verdicts(waiting: WaitingPod, cluster: Cluster) -> list[NodeVerdict]:
+    table = cluster.table
     answers = table.answers(waiting.demand.rules)
     verdicts = []
-    for node in sorted(nodes, key=lambda node: node.name):
+    for node in cluster.nodes():
         row = table.row(node.name)
         assert row is not None
         against = [table.reasons[answers.refusals[row]]] if answers.refusals[row] else []

@@ -18,8 +18,6 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, happened
-from gpuslice.cluster.feed import ChangeKind, ClusterFeed
-from gpuslice.cluster.joining import Joining
 from gpuslice.cluster.migrecords import (
     CutGpu,
     MigPolicy,
@@ -29,16 +27,15 @@ from gpuslice.cluster.migrecords import (
     encode_wanted,
     placements,
 )
-from gpuslice.cluster.nodetable import NodeTable
-from gpuslice.cluster.state import Cluster
-from gpuslice.cluster.waiting import WaitingPod, read_waiting
+from gpuslice.cluster.state import Change, Cluster
+from gpuslice.cluster.waiting import WaitingPod
 from gpuslice.devices.miglayout import MigLayout, say_counts
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.errors import GpuSliceError, InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.gate import GatedClient
-from gpuslice.kube.wire import KubeObject, Node, Pod
+from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.migcluster import MigDemand, MigPlacement
 from gpuslice.placement.migdemand import DemandGpu, DemandPlan, UncutDemand, plan_demand
 from gpuslice.scheduler.migview import demand_gpus, profiles_of
@@ -65,7 +62,6 @@ class MigDemandController:
         self,
         client: Client,
         cluster: Cluster,
-        feed: ClusterFeed,
         *,
         clock: Clock,
         recorder: EventRecorder,
@@ -76,20 +72,18 @@ class MigDemandController:
         self._clock = clock
         self._recorder = recorder
         self._idle_seconds = idle_seconds
-        self._table = NodeTable()
         self._nodes: dict[str, Node] = {}
-        self._waiting: dict[str, WaitingPod] = {}
         self._idle_since: dict[str, float] = {}
         self._failed: dict[str, float] = {}
         self._problems: dict[str, str] = {}
         self._said: dict[str, str] = {}
         self._cuts: dict[str, tuple[str, tuple[CutGpu, ...]]] = {}
         self._changed = asyncio.Event()
-        self._joining = Joining(client, feed, self._on_change, clock=clock)
+        cluster.subscribe(self._on_change)
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._joining.catch_up()
+        await self._cluster.replay(self._on_change)
         took = 0.0
         while True:
             if self._nodes:
@@ -123,8 +117,9 @@ class MigDemandController:
             gpus[name] = self._gpus(node, now, idle, alone=name in alone)
             await asyncio.sleep(0)
         self._idle_since = idle
-        asked = self._mig_demands(), self._uncut_demands()
-        plan = await asyncio.to_thread(plan_demand, tuple(chain.from_iterable(gpus.values())), *asked)
+        plan = await asyncio.to_thread(
+            plan_demand, tuple(chain.from_iterable(gpus.values())), *self._demands()
+        )
         for name, found in gpus.items():
             there = self._nodes.get(name)  # it may have gone meanwhile
             if there is not None and found and name not in alone:
@@ -176,30 +171,21 @@ class MigDemandController:
                 found.append(gi.start)
         return found
 
-    def _mig_demands(self) -> list[MigDemand]:
-        demands = []
-        for uid, waiting in self._waiting.items():
-            wanted = profiles_of(waiting.demand.request)
-            nodes = self._suitable(waiting) if wanted else frozenset()
-            if nodes:
-                demands.append(MigDemand(uid, wanted, nodes))
-        return demands
-
-    def _uncut_demands(self) -> list[UncutDemand]:
-        demands = []
-        for uid, waiting in self._waiting.items():
+    def _demands(self) -> tuple[list[MigDemand], list[UncutDemand]]:
+        """What pods wait for: devices, and GPUs that are not cut."""
+        devices, uncut = [], []
+        for waiting in self._cluster.unschedulable():
             request = waiting.demand.request
-            gpus = request.devices.get(names.WHOLE_GPU, 0) or min(request.units, 1)
-            nodes = self._suitable(waiting) if gpus else frozenset()
-            if nodes:
-                demands.append(UncutDemand(uid, gpus, nodes))
-        return demands
+            nodes = self._suitable(waiting) if request and not waiting.problem else frozenset()
+            if nodes and (wanted := profiles_of(request)):
+                devices.append(MigDemand(waiting.uid, wanted, nodes))
+            if nodes and (gpus := request.devices.get(names.WHOLE_GPU, 0) or min(request.units, 1)):
+                uncut.append(UncutDemand(waiting.uid, gpus, nodes))
+        return devices, uncut
 
     def _suitable(self, waiting: WaitingPod) -> frozenset[str]:
         """Nodes of the policy on which the pod could run but for its GPUs."""
-        table, demand = self._table, waiting.demand
-        suits = table.alive & (table.answers(demand.rules).refusals == 0) & table.fits(demand.footprint)
-        return frozenset(table.names[suits].tolist()) & self._nodes.keys()
+        return frozenset(self._nodes.keys() & self._cluster.suitable(waiting.demand, but_for_gpus=True))
 
     async def _tell(
         self, node: Node, gpus: Sequence[DemandGpu], targets: Mapping[str, MigLayout | None]
@@ -241,34 +227,22 @@ class MigDemandController:
         return f"node {placement.node} is told to cut {where}"
 
     def _say(self, uid: str, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        waiting = self._waiting.get(uid)
+        waiting = self._cluster.waiting(uid)
         if waiting is not None and self._said.get(uid) != message:
             self._said[uid] = message
             self._recorder.record(waiting.pod, kind, reason, message)
 
     # --- what changes -----------------------------------------------------------------------------
-    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
-        match kind, obj:
-            case "pod", Pod():
-                self._set_pod(obj)
-            case "pod-gone", Pod():
-                self._table.drop_pod(obj.uid)
-                self._forget(obj.uid)
-            case "node", Node():
-                self._table.set_node(obj)
-                self._set_node(obj)
-            case "node-gone", Node():
-                self._table.drop_node(obj.name)
-                self._drop(obj.name)
-        where = obj.name if isinstance(obj, Node) else obj.spec.node_name if isinstance(obj, Pod) else ""
-        if where in self._nodes or (self._waiting and self._nodes):
+    def _on_change(self, change: Change) -> None:
+        match change.object:
+            case Node() as node if change.kind == "node-gone" or _is_static(node):
+                self._drop(node.name)
+            case Node() as node:
+                self._nodes[node.name] = node
+            case Pod() as pod if change.kind == "pod-gone" or pod.spec.node_name:
+                self._said.pop(pod.uid, None)
+        if change.node in self._nodes or (self._nodes and self._cluster.has_unschedulable):
             self._changed.set()
-
-    def _set_node(self, node: Node) -> None:
-        if node.labels.get(names.MIG_POLICY, MigPolicy.STATIC) == MigPolicy.STATIC:
-            self._drop(node.name)
-            return
-        self._nodes[node.name] = node
 
     def _drop(self, name: str) -> None:
         self._nodes.pop(name, None)
@@ -276,24 +250,6 @@ class MigDemandController:
         self._failed.pop(name, None)
         self._problems.pop(name, None)
 
-    def _set_pod(self, pod: Pod) -> None:
-        if pod.spec.node_name:
-            self._table.set_pod(pod)
-            self._forget(pod.uid)
-        elif pod.metadata.deletion_timestamp is not None or not _is_unschedulable(pod):
-            self._forget(pod.uid)
-        else:
-            waiting = read_waiting(pod)
-            if waiting.demand.request and not waiting.problem:
-                self._waiting[pod.uid] = waiting
 
-    def _forget(self, uid: str) -> None:
-        self._waiting.pop(uid, None)
-        self._said.pop(uid, None)
-
-
-def _is_unschedulable(pod: Pod) -> bool:
-    return any(
-        c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"
-        for c in pod.status.conditions or ()
-    )
+def _is_static(node: Node) -> bool:
+    return node.labels.get(names.MIG_POLICY, MigPolicy.STATIC) == MigPolicy.STATIC

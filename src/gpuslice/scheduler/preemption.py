@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 import structlog
 
-from gpuslice.cluster.nodetable import AssignedPod, NodeTable
+from gpuslice.cluster.nodetable import AssignedPod
+from gpuslice.cluster.nominations import Nominations
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import Demand, WaitingPod
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound
@@ -23,7 +24,6 @@ from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import ObjectMeta, Pod
 from gpuslice.placement.preempt import Holder, choose_victims, fits_without
-from gpuslice.scheduler.nominations import Nominations
 
 CANDIDATES: Final = 100
 """Nodes with a way to make room that are compared; kube-scheduler's minimum."""
@@ -64,15 +64,13 @@ class Planner:
 
     def __init__(
         self,
-        table: NodeTable,
         cluster: Cluster,
-        nominations: Nominations,
         *,
         allows: Callable[[WaitingPod, str], bool] = lambda _facts, _node: True,
     ) -> None:
-        self._table = table
         self._cluster = cluster
-        self._nominations = nominations
+        self._table = cluster.table
+        self._nominations = cluster.nominations
         self._allows = allows
 
     def worth_a_look(self, waiting: WaitingPod) -> bool:
@@ -118,7 +116,7 @@ class Planner:
 
     async def _search(self, waiting: WaitingPod, spared: Collection[str]) -> Plan | None:
         table = self._table
-        suits = table.alive & (table.answers(waiting.demand.rules).refusals == 0)
+        suits = table.suits(table.answers(waiting.demand.rules))
         best: Plan | None = None
         found = 0
         for node in table.names[np.flatnonzero(suits)].tolist():

@@ -12,19 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpuslice.clock import Clock
-from gpuslice.cluster.feed import ChangeKind, ClusterFeed
-from gpuslice.cluster.joining import Joining
-from gpuslice.cluster.nodetable import NodeTable
 from gpuslice.cluster.resources import read_amounts
-from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.state import Change, Cluster
 from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.gate import GatedClient
-from gpuslice.kube.wire import KubeObject, Node, Pod
+from gpuslice.kube.wire import Pod
 from gpuslice.placement.verdict import Code
-from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.preemption import Planner, Preemptor
 
 PAUSE_SECONDS: Final = 0.2
@@ -54,7 +50,6 @@ class PreemptionController:
         self,
         client: Client,
         cluster: Cluster,
-        feed: ClusterFeed,
         *,
         serves: Callable[[str], bool],
         clock: Clock,
@@ -64,9 +59,8 @@ class PreemptionController:
         self._serves = serves
         self._clock = clock
         self._recorder = recorder
-        self._table = NodeTable()
-        self._nominations = Nominations(self._table, cluster)
-        self._planner = Planner(self._table, cluster, self._nominations, allows=self._is_blind_spot)
+        self._nominations = cluster.nominations
+        self._planner = Planner(cluster, allows=self._is_blind_spot)
         self._preemptor = Preemptor(
             GatedClient(client, cluster.gate),
             self._planner,
@@ -74,14 +68,13 @@ class PreemptionController:
             recorder,
             withdraw=self._nominations.withdraw,
         )
-        self._stuck: dict[str, WaitingPod] = {}
         self._said: dict[str, str] = {}
         self._changed = asyncio.Event()
-        self._joining = Joining(client, feed, self._on_change, clock=clock)
+        cluster.subscribe(self._on_change)
 
     async def run(self) -> None:
         """Make room until cancelled. The feed and the recorder are run by the caller."""
-        await self._joining.catch_up()
+        self._changed.set()
         async with asyncio.TaskGroup() as group:
             reminder: asyncio.Task[None] | None = None
             while True:
@@ -110,15 +103,18 @@ class PreemptionController:
     async def _round(self) -> bool:
         """Look at every stuck pod once. True if something stood in the way that may pass."""
         blocked = False
-        for waiting in sorted(self._stuck.values(), key=lambda f: -f.demand.priority):
+        stuck = filter(self._is_stuck, self._cluster.unschedulable())
+        for waiting in sorted(stuck, key=lambda w: -w.demand.priority):
             await asyncio.sleep(0)
             if self._cluster.gate.closed():
                 return True
-            if waiting.uid in self._stuck and self._planner.worth_a_look(waiting) and not self._fits(waiting):
+            if not self._cluster.is_unschedulable(waiting.uid):
+                continue
+            # Where there is room its scheduler will find out by itself.
+            if self._planner.worth_a_look(waiting) and not self._cluster.suitable(waiting.demand):
                 try:
                     outcome = await self._preemptor.preempt(waiting)
                 except Exception as error:  # one pod must not keep the others from room
-                    self._stuck.pop(waiting.uid, None)
                     self._cluster.quarantine.hold(waiting.pod, error)
                     continue
                 blocked |= outcome.passing
@@ -129,22 +125,16 @@ class PreemptionController:
                     )
         return blocked
 
-    def _fits(self, waiting: WaitingPod) -> bool:
-        """True if some node that suits the pod can take it: its scheduler will find out by itself."""
-        demand, table = waiting.demand, self._table
-        room = table.alive & (table.answers(demand.rules).refusals == 0) & table.fits(demand.footprint)
-        return bool(self._cluster.filter(demand.request, table.names[room].tolist()).fits)
-
     def _is_blind_spot(self, waiting: WaitingPod, node: str) -> bool:
         """True if the node's sum suffices and single GPUs do not: what kube-scheduler cannot see.
 
         Where the sum is short as well, it preempts by itself (with the extender's `preempt` verb).
         """
-        request, row = waiting.demand.request, self._table.row(node)
+        request, row = waiting.demand.request, self._cluster.table.row(node)
         if row is None or self._cluster.check(request, node).code not in SINGLE_GPU:
             return False
-        seen = self._table.node(node)
-        if seen is None or self._table.shortages(waiting.demand.footprint, row):
+        seen = self._cluster.node(node)
+        if seen is None or self._cluster.table.shortages(waiting.demand.footprint, row):
             return False
         try:
             offered = read_amounts(seen.status.allocatable or {}, "status.allocatable")
@@ -156,47 +146,21 @@ class PreemptionController:
             for kind in request.kinds
         )
 
-    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
-        match kind, obj:
-            case "pod", Pod():
-                self._set_pod(obj)
-            case "pod-gone", Pod():
-                self._table.drop_pod(obj.uid)
-                self._forget(obj.uid)
-            case "node", Node():
-                self._table.set_node(obj)
-            case "node-gone", Node():
-                self._table.drop_node(obj.name)
-        if self._stuck:
+    def _on_change(self, change: Change) -> None:
+        pod = change.object
+        if isinstance(pod, Pod) and (change.kind == "pod-gone" or pod.spec.node_name):
+            self._said.pop(pod.uid, None)
+            self._nominations.withdraw(pod.uid)
+        if self._cluster.has_unschedulable:
             self._changed.set()
 
-    def _set_pod(self, pod: Pod) -> None:
-        if pod.spec.node_name:
-            self._table.set_pod(pod)
-            self._forget(pod.uid)
-            return
-        nominated = pod.status.nominated_node_name
-        own = self._nominations.of(pod.uid)
-        theirs = bool(nominated) and (own is None or own.node != nominated)
-        if theirs or not self._waits_for_a_gpu(pod):
-            self._stuck.pop(pod.uid, None)
-            return
-        waiting = read_waiting(pod)
-        if waiting.demand.request:
-            self._stuck[pod.uid] = waiting
-
-    def _waits_for_a_gpu(self, pod: Pod) -> bool:
+    def _is_stuck(self, waiting: WaitingPod) -> bool:
+        """True for a pod of a scheduler that we serve, for which that one does not make room itself."""
+        pod = waiting.pod
+        nominated, own = pod.status.nominated_node_name, self._nominations.of(pod.uid)
         return (
-            pod.spec.priority > 0
+            waiting.demand.priority > 0
+            and bool(waiting.demand.request)
             and self._serves(pod.spec.scheduler_name)
-            and pod.metadata.deletion_timestamp is None
-            and any(
-                c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"
-                for c in pod.status.conditions or ()
-            )
+            and (not nominated or (own is not None and own.node == nominated))
         )
-
-    def _forget(self, uid: str) -> None:
-        self._stuck.pop(uid, None)
-        self._said.pop(uid, None)
-        self._nominations.withdraw(uid)

@@ -16,12 +16,9 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, rfc3339
-from gpuslice.cluster.feed import ChangeKind, ClusterFeed
-from gpuslice.cluster.joining import Joining
-from gpuslice.cluster.nodetable import NodeTable
 from gpuslice.cluster.podstatus import has_ended
-from gpuslice.cluster.state import Cluster
-from gpuslice.cluster.waiting import Demand, WaitingPod, read_waiting
+from gpuslice.cluster.state import Change, Cluster
+from gpuslice.cluster.waiting import Demand, WaitingPod
 from gpuslice.errors import ApiError, GpuSliceError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
@@ -32,7 +29,6 @@ from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import Cycle, Decision
 from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
-from gpuslice.scheduler.nominations import Nominations
 from gpuslice.scheduler.preemption import Planner, Preemptor
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause, SchedulingQueue
 
@@ -52,7 +48,6 @@ class Scheduler:
         self,
         client: Client,
         cluster: Cluster,
-        feed: ClusterFeed,
         *,
         scheduler_names: Collection[str],
         clock: Clock,
@@ -68,10 +63,9 @@ class Scheduler:
         self._binder = binder
         self._random = random
         self.queue = SchedulingQueue(clock=clock)
-        self.table = NodeTable()
-        self._nominations = Nominations(self.table, cluster)
-        self._cycle = Cycle(self.table, cluster, self._nominations)
-        self._planner = Planner(self.table, cluster, self._nominations)
+        self._nominations = cluster.nominations
+        self._cycle = Cycle(cluster)
+        self._planner = Planner(cluster)
         self._preemptor = Preemptor(
             GatedClient(client, cluster.gate),
             self._planner,
@@ -87,11 +81,11 @@ class Scheduler:
         self._to_say: OrderedDict[str, tuple[Pod, str]] = OrderedDict()
         self._something_to_say = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        self._joining = Joining(client, feed, self._on_change, clock=clock)
+        cluster.subscribe(self._on_change)
 
     async def run(self) -> None:
         """Schedule until cancelled. The feed, the recorder and the binder are run by the caller."""
-        await self._joining.catch_up()
+        await self._cluster.replay(self._on_change)
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._report())
@@ -148,7 +142,7 @@ class Scheduler:
         if answer.done() and not answer.result().ok:
             self._failed(waiting, answer.result())
             return
-        self.table.set_pod(waiting.pod, node)
+        self._cluster.table.set_pod(waiting.pod, node)
         self._nominations.withdraw(waiting.uid)
         answer.add_done_callback(lambda done: self._answered(waiting, node, done))
 
@@ -163,7 +157,7 @@ class Scheduler:
             self._said.pop(pod.uid, None)
             self._recorder.record(pod, "Normal", "Scheduled", f"Successfully assigned {pod.key} to {node}")
         elif pod.uid in self.queue:
-            assigned = self.table.drop_pod(pod.uid)
+            assigned = self._cluster.table.drop_pod(pod.uid)
             self._failed(waiting, verdict)
             if assigned is not None:
                 self._freed(assigned.node, Cause.RESOURCES | Cause.GPU)
@@ -211,51 +205,45 @@ class Scheduler:
         self.queue.wait(waiting.uid, Cause.SELF)
 
     # --- changes ----------------------------------------------------------------------------------
-    def _on_change(self, kind: ChangeKind, obj: KubeObject) -> None:
-        match kind, obj:
-            case "pod", Pod():
-                self._set_pod(obj)
-            case "pod-gone", Pod():
-                self._drop_pod(obj.uid)
-            case "node", Node():
-                self._set_node(obj)
-            case "node-gone", Node():
-                self.table.drop_node(obj.name)
+    def _on_change(self, change: Change) -> None:
+        match change.kind, change.object:
+            case "pod", Pod() as pod:
+                self._set_pod(pod, change.before)
+            case "pod-gone", Pod() as pod:
+                self._drop_pod(pod.uid, change.node)
+            case "node", Node() as node:
+                self._set_node(node, change.before)
+            case "node-gone", _:
                 self._refusals.clear()  # the sentence counts the nodes
             case "unhealthy", _:
-                self._freed(obj.name.removeprefix(names.UNHEALTHY_PREFIX), Cause.GPU)
+                self._freed(change.node, Cause.GPU)
 
-    def _set_pod(self, pod: Pod) -> None:
+    def _set_pod(self, pod: Pod, before: KubeObject | None) -> None:
         if pod.spec.node_name:
-            self.queue.drop(pod.uid)
-            self._bound.discard(pod.uid)
-            self._said.pop(pod.uid, None)
-            self._withdraw(pod.uid)
-            if pod.status.phase in ("Succeeded", "Failed"):
-                # The GPU's memory may come back later than the rest: when the last container has ended.
-                if self.table.drop_pod(pod.uid) is not None or has_ended(pod):
-                    self._freed(pod.spec.node_name, Cause.RESOURCES | Cause.GPU)
-            else:
-                self.table.set_pod(pod)
+            self._done_with(pod.uid)
+            # The GPU's memory may come back later than the rest: when the last container has ended.
+            if has_ended(pod) or (_is_final(pod) and not (isinstance(before, Pod) and _is_final(before))):
+                self._freed(pod.spec.node_name, Cause.RESOURCES | Cause.GPU)
         elif pod.spec.scheduler_name in self._names and pod.uid not in self._bound:
-            if pod.status.phase in ("Succeeded", "Failed"):
-                self._drop_pod(pod.uid)
+            waiting = self._cluster.waiting(pod.uid)
+            if waiting is None or _is_final(pod):
+                self._drop_pod(pod.uid, "")
             else:
-                self.queue.set(read_waiting(pod))
+                self.queue.set(waiting)
 
-    def _drop_pod(self, uid: str) -> None:
+    def _drop_pod(self, uid: str, node: str) -> None:
+        self._done_with(uid)
+        if node:
+            self._freed(node, Cause.RESOURCES | Cause.GPU)
+
+    def _done_with(self, uid: str) -> None:
         self.queue.drop(uid)
         self._bound.discard(uid)
         self._said.pop(uid, None)
         self._withdraw(uid)
-        assigned = self.table.drop_pod(uid)
-        if assigned is not None:
-            self._freed(assigned.node, Cause.RESOURCES | Cause.GPU)
 
-    def _set_node(self, node: Node) -> None:
-        old = self.table.node(node.name)
-        self.table.set_node(node)
-        if old is None:
+    def _set_node(self, node: Node, old: KubeObject | None) -> None:
+        if not isinstance(old, Node):
             self._freed(node.name, NODE_CAUSES)
             return
         cures = Cause(0)
@@ -324,10 +312,13 @@ class Scheduler:
             await self._clock.sleep(REPORT_BACKOFF.delay(tries, self._random))
 
 
+def _is_final(pod: Pod) -> bool:
+    return pod.status.phase in ("Succeeded", "Failed")
+
+
 async def run_scheduler(
     client: Client,
     cluster: Cluster,
-    feed: ClusterFeed,
     *,
     clock: Clock,
     new_id: Callable[[], str],
@@ -336,7 +327,7 @@ async def run_scheduler(
     scheduler_names: Collection[str] = (names.SCHEDULER_NAME,),
     mig_idle_seconds: float = IDLE_SECONDS,
 ) -> None:
-    """Run a complete scheduler until cancelled. The caller runs the feed; it may run already.
+    """Run a complete scheduler until cancelled. The caller runs the feed, and may do so already.
 
     `binder`: the one of this process, run by its owner, if the extender binds through it as well.
     `mig_idle_seconds`: how long what was cut on demand may be idle.
@@ -347,7 +338,6 @@ async def run_scheduler(
     scheduler = Scheduler(
         client,
         cluster,
-        feed,
         scheduler_names=scheduler_names,
         clock=clock,
         recorder=recorder,
@@ -355,7 +345,7 @@ async def run_scheduler(
         random=random,
     )
     cutting = MigDemandController(
-        client, cluster, feed, clock=clock, recorder=recorder, idle_seconds=mig_idle_seconds
+        client, cluster, clock=clock, recorder=recorder, idle_seconds=mig_idle_seconds
     )
     try:
         async with asyncio.TaskGroup() as group:

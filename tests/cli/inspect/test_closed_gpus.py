@@ -78,8 +78,7 @@ def test_filter_bind_and_explain_tell_what_is_closed_from_what_is_unhealthy(
     assert refused.code is code
     assert ("closed" in refused.message) == (code is Code.CLOSED)
     assert cluster.check(request, "a").code is code
-    nodes, _ = decode([published(gpus(*availabilities))])
-    (verdict,) = explain(wanted, cluster, nodes, []).nodes
+    (verdict,) = explain(wanted, cluster).nodes
     assert verdict.code is code
     assert [(gpu.code, gpu.sentence) for gpu in verdict.gpus] == [
         (Code.CLOSED, "closed: being cut into MIG devices")

@@ -14,9 +14,9 @@ from gpuslice.scheduler.explaining import Explanation, explain
 
 def explained(name: str, *bodies: Json, policy: Policy = BINPACK) -> Explanation:
     everything = list(bodies)
-    nodes, pods = decode(everything)
+    _nodes, pods = decode(everything)
     (wanted,) = [one for one in pods if one.name == name]
-    return explain(wanted, remember(everything, policy), nodes, pods)
+    return explain(wanted, remember(everything, policy))
 
 
 def on_gpu(index: int) -> Json:
@@ -125,9 +125,9 @@ def test_a_cluster_without_nodes_is_called_so() -> None:
 
 def test_explaining_changes_nothing() -> None:
     bodies = [node("a", 15360), pod("x", 5, on="a", **on_gpu(0)), pod("p", 6)]
-    nodes, pods = decode(bodies)
+    _nodes, pods = decode(bodies)
     cluster = remember(bodies)
     before = cluster.snapshots()
     for one in pods:
-        explain(one, cluster, nodes, pods)
+        explain(one, cluster)
     assert cluster.snapshots() == before

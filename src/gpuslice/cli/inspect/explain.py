@@ -74,4 +74,4 @@ async def _explain(kubeconfig: Path | None, namespace: str, name: str, policy: P
         cluster = await read_cluster(client, nodes, pods, policy)
     for sentence in cluster.quarantine.sentences():
         click.echo(sentence, err=True)
-    return explain_pod(pod, cluster, nodes.items, pods.items)
+    return explain_pod(pod, cluster)

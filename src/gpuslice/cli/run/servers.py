@@ -113,7 +113,7 @@ async def extender(
             leadership=leadership,
             serves=(lambda name: name in schedulers) if schedulers else SCHEDULER_NAME.__ne__,
         ) as listening:
-            group.create_task(_pools(client, listening.feed, clock=clock))
+            group.create_task(_pools(client, listening.cluster, clock=clock))
             await answer_probes(
                 probes,
                 waits_for=lambda: _not_synced(listening.feed) or hook.waits_for(),
@@ -167,27 +167,25 @@ async def scheduler(
             run_scheduler(
                 client,
                 cluster,
-                feed,
                 clock=clock,
                 new_id=_new_id,
                 random=_random.random,
                 mig_idle_seconds=mig_idle,
             )
         )
-        group.create_task(_pools(client, feed, clock=clock))
+        group.create_task(_pools(client, cluster, clock=clock))
         while leadership.leads:
             await clock.sleep(LOOK_SECONDS)
         raise Unavailable(f"this replica does not lead any more: {leadership.why}")
 
 
-async def _pools(client: Client, feed: ClusterFeed, *, clock: Clock) -> None:
+async def _pools(client: Client, cluster: Cluster, *, clock: Clock) -> None:
     """Label and configure the nodes of pools, while this replica leads."""
     from gpuslice.capacity.poolcontroller import NodePoolController
 
     controller = NodePoolController(
         client,
-        feed.cluster,
-        feed,
+        cluster,
         clock=clock,
         new_id=_new_id,
         random=_random.random,

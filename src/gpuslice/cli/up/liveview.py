@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from gpuslice.clock import Clock
 from gpuslice.cluster.records import GpuView, NodeView
-from gpuslice.kube.wire import KubeObject
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,10 +30,7 @@ async def watch_cluster(cluster: LocalCluster, clock: Clock) -> None:
 
     changed = asyncio.Event()
 
-    def note(_kind: str, _obj: KubeObject) -> None:
-        changed.set()
-
-    cluster.feed.listeners.append(note)
+    cluster.cluster.subscribe(lambda _change: changed.set())
     with Live(picture(cluster.cluster.snapshots()), auto_refresh=False, transient=True) as live:
         while True:
             await changed.wait()

@@ -72,16 +72,15 @@ async def extender(
     recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id)
     cluster.quarantine.record_by(recorder)
     # kube-scheduler never asks its extender to make room on a single GPU; this watches for such pods.
-    preemption = PreemptionController(client, cluster, feed, serves=serves, clock=clock, recorder=recorder)
+    preemption = PreemptionController(client, cluster, serves=serves, clock=clock, recorder=recorder)
     cutting = MigDemandController(
         client,
         cluster,
-        feed,
         clock=clock,
         recorder=recorder,
         idle_seconds=mig_idle_seconds,
     )
-    waker = Waker(client, cluster, feed, clock=clock)
+    waker = Waker(client, cluster, clock=clock)
     stopping = False
     answering = Extender(cluster, client, binder, metrics, kept=preemption.kept, refused=waker.refused)
     app = ExtenderApp(

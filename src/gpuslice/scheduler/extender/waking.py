@@ -17,13 +17,12 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, rfc3339_micro
-from gpuslice.cluster.feed import ChangeKind, ClusterFeed
-from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.state import Change, Cluster
 from gpuslice.cluster.trimming import trimmed
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.client import Client
 from gpuslice.kube.gate import GatedClient
-from gpuslice.kube.wire import KubeObject, Pod
+from gpuslice.kube.wire import Pod
 from gpuslice.placement.fleet import Codes
 from gpuslice.requests.pod import PodRequest
 
@@ -49,13 +48,13 @@ class _Refused:
 class Waker:
     """Remembers who was refused lately, and by whom."""
 
-    def __init__(self, client: Client, cluster: Cluster, feed: ClusterFeed, *, clock: Clock) -> None:
+    def __init__(self, client: Client, cluster: Cluster, *, clock: Clock) -> None:
         self._client = GatedClient(client, cluster.gate)
         self._cluster = cluster
         self._clock = clock
         self._refused: OrderedDict[str, _Refused] = OrderedDict()
         self._changed = asyncio.Event()
-        feed.listeners.append(self._on_change)
+        cluster.subscribe(self._on_change)
 
     def refused(self, pod: Pod, request: PodRequest, nodes: list[str], codes: Codes) -> None:
         """No node can take the pod: what the engine said of each."""
@@ -100,6 +99,6 @@ class Waker:
             # It is gone, or kube-scheduler's own flush will have to do.
             _log.info("pod not woken", pod=pod.key, error=str(error))
 
-    def _on_change(self, _kind: ChangeKind, _obj: KubeObject) -> None:
+    def _on_change(self, _change: Change) -> None:
         if self._refused:
             self._changed.set()

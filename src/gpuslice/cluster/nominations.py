@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gpuslice.cluster.accounts import GpuAccounts
 from gpuslice.cluster.nodetable import AssignedPod, NodeTable
-from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import WaitingPod
 from gpuslice.placement.node import place
 from gpuslice.placement.room import GpuRoom
@@ -30,9 +30,9 @@ class Nomination:
 class Nominations:
     """Nominated pods, the earlier first. A pod has one nomination at most."""
 
-    def __init__(self, table: NodeTable, cluster: Cluster) -> None:
+    def __init__(self, table: NodeTable, accounts: GpuAccounts) -> None:
         self._table = table
-        self._cluster = cluster
+        self._accounts = accounts
         self._by_uid: dict[str, Nomination] = {}
 
     def __len__(self) -> int:
@@ -91,10 +91,10 @@ class Nominations:
             return False
         if not waiting.demand.request or not any(n.waiting.demand.request for n in kept):
             return True
-        choice = self._cluster.fleet.place(waiting.demand.request, node, self._cluster.policy)
+        choice = self._accounts.fleet.place(waiting.demand.request, node, self._accounts.policy)
         if isinstance(choice, Verdict):
             return False
-        rooms = change_rooms(self._cluster.fleet.rooms(node), choice.charges(waiting.demand.request), -1)
+        rooms = change_rooms(self._accounts.fleet.rooms(node), choice.charges(waiting.demand.request), -1)
         return self.rooms_beside(kept, node, rooms) is not None
 
     def victims(self, kept: Iterable[Nomination]) -> list[AssignedPod]:
@@ -106,18 +106,18 @@ class Nominations:
         self, kept: Sequence[Nomination], node: str, rooms: Sequence[GpuRoom]
     ) -> list[GpuRoom] | None:
         """The GPUs' rooms once the victims have left and the nominated pods have come; None if they can't."""
-        gpus = self._cluster.gpus(node)
+        gpus = self._accounts.gpus(node)
         if gpus is None:
             return None
         after = list(rooms)
         for uid in {uid for nomination in kept for uid in nomination.victims}:
-            record = self._cluster.pod(uid)
+            record = self._accounts.pod(uid)
             if record is not None and record.node == node:
                 after = change_rooms(after, record.charges, 1)
         for nomination in kept:
             request = nomination.waiting.demand.request
             if request:
-                outcome = place(request, gpus.unit, after, self._cluster.policy)
+                outcome = place(request, gpus.unit, after, self._accounts.policy)
                 if isinstance(outcome, Verdict):
                     return None
                 after = change_rooms(after, outcome.charges(request), -1)
