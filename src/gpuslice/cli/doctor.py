@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
-
-if TYPE_CHECKING:
-    from gpuslice.doctor.finding import Finding
+from gpuslice.cli.output import print_as
+from gpuslice.cli.process import run
+from gpuslice.doctor import checks
+from gpuslice.doctor.finding import Finding, Level
+from gpuslice.doctor.host import checks as host_checks
+from gpuslice.doctor.host.look import look as look_at_host
+from gpuslice.doctor.look import look
+from gpuslice.doctor.report import report, tell
+from gpuslice.kube.http import connected
 
 strict_option = click.option("--strict", is_flag=True, help="Warnings count as errors.")
 
 
 @click.group(
     invoke_without_command=True,
-    short_help="Say what is wrong with a cluster, and the command that mends it.",
     help="Look at a cluster and say what is wrong, where, why, and the command that mends it; what must be "
     "mended first comes first. Nothing is changed.\n\n"
     "Exit code: 0 nothing is wrong, 1 an error was found (with --strict also: a warning), 2 what was typed "
@@ -40,7 +45,6 @@ def doctor(ctx: click.Context, strict: bool, output: str | None, kubeconfig: Pat
                 f"options go behind the command: gpuslice doctor {ctx.invoked_subcommand} ..."
             )
         return
-    from gpuslice.cli.process import run
 
     _say(run(_examine(kubeconfig)), strict, output)
 
@@ -66,20 +70,13 @@ def doctor(ctx: click.Context, strict: bool, output: str | None, kubeconfig: Pat
 @strict_option
 @options.output
 def host(root: Path, strict: bool, output: str | None) -> None:
-    from gpuslice.doctor.host.checks import examine
-    from gpuslice.doctor.host.look import look
 
-    _say(examine(look(root)), strict, output)
+    _say(host_checks.examine(look_at_host(root)), strict, output)
 
 
 def _say(findings: Sequence[Finding], strict: bool, output: str | None) -> None:
     """Print what was found, and end with the exit code that goes with it."""
-    from gpuslice.doctor.finding import Level
-    from gpuslice.doctor.report import report, tell
-
     if output:
-        from gpuslice.cli.output import print_as
-
         print_as(report(findings), output)
     else:
         click.echo(tell(findings))
@@ -88,11 +85,6 @@ def _say(findings: Sequence[Finding], strict: bool, output: str | None) -> None:
 
 
 async def _examine(kubeconfig: Path | None) -> list[Finding]:
-    from datetime import UTC, datetime
-
-    from gpuslice.doctor.checks import examine
-    from gpuslice.doctor.look import look
-    from gpuslice.kube.http import connected
 
     async with connected(kubeconfig) as client:
-        return examine(await look(client), datetime.now(UTC))
+        return checks.examine(await look(client), datetime.now(UTC))

@@ -7,14 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import click
-
-from gpuslice.errors import InputError
-
-if TYPE_CHECKING:
-    from gpuslice.placement.policies.policy import Policy
 
 kubeconfig = click.option(
     "--kubeconfig",
@@ -28,37 +23,6 @@ output = click.option(
     type=click.Choice(["json", "yaml"]),
     help="Print this instead of a table; memory in MiB.",
 )
-
-
-class _PolicyName(click.ParamType["Policy"]):
-    """The name of a scoring policy; which there are is asked when a command needs one."""
-
-    name = "policy"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Policy:
-        from gpuslice.placement.policies import find
-
-        try:
-            return find(value) if isinstance(value, str) else cast("Policy", value)
-        except InputError as error:
-            self.fail(str(error), param, ctx)
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        from gpuslice.placement.policies import KNOWN
-
-        return f"[{'|'.join(KNOWN)}]"
-
-
-class _PolicyOption(click.Option):
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        from gpuslice.placement.policies import KNOWN
-
-        ways = "; ".join(f"{policy.name}: {policy.summary}" for policy in KNOWN.values())
-        self.help = f"How to choose among the nodes and GPUs that fit. {ways}."
-        return super().get_help_record(ctx)
-
-
-policy = click.option("--policy", cls=_PolicyOption, type=_PolicyName(), default="binpack", show_default=True)
 devices = click.option(
     "--devices",
     type=click.Path(path_type=Path),

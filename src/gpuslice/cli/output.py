@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 import msgspec
+import yaml
 
 
 class Report(msgspec.Struct, frozen=True, rename="camel"):
@@ -15,6 +16,4 @@ def print_as(value: msgspec.Struct, form: str) -> None:
     if form == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
     else:
-        import yaml
-
         click.echo(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, width=1000), nl=False)

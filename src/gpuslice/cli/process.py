@@ -37,9 +37,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def serve(work: Coroutine[Any, Any, None]) -> None:
     """Run until the work ends or SIGINT or SIGTERM asks for the end, which is no failure."""
-    from gpuslice.observe.plainly import import_structlog
-
-    import_structlog()
     # What a start makes stays: to look for garbage among it takes a tenth of the start's time.
     gc.disable()
 

@@ -369,7 +369,7 @@ def test_what_the_kubelet_says_pods_hold_stays(
         assert socket == tmp_path / "pod-resources" / "kubelet.sock"
         return frozenset({first.uuid})
 
-    monkeypatch.setattr("gpuslice.node.kubeletholds.held_by_pods", held)
+    monkeypatch.setattr("gpuslice.cli.mig.work.held_by_pods", held)
     before = machine.driver.look()
     for command in ("plan", "apply"):
         result = machine.run(command, "-c", "all-1g.5gb", "--kubelet-dir", str(tmp_path))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
-
-if TYPE_CHECKING:
-    from gpuslice.cluster.records import NodeView
+from gpuslice.cli.inspect import gpushare, migtable
+from gpuslice.cli.inspect.report import report
+from gpuslice.cli.output import print_as
+from gpuslice.cli.process import check, run
+from gpuslice.cluster.reading import read_views
+from gpuslice.cluster.records import NodeView
+from gpuslice.kube.http import connected
 
 _HELP = "Show each GPU's memory and who holds it, for all nodes or one NODE."
 
 
 @click.command(
-    short_help="Show who holds how much of which GPU.",
     help=_HELP
     + "\n\n"
     + options.examples("gpuslice inspect", "gpuslice inspect -d gpu-1", "gpuslice inspect -o json"),
@@ -27,7 +29,6 @@ _HELP = "Show each GPU's memory and who holds it, for all nodes or one NODE."
 @options.output
 @options.kubeconfig
 def inspect(node: str | None, details: bool, output: str | None, kubeconfig: Path | None) -> None:
-    from gpuslice.cli.process import run
 
     show(run(_views(kubeconfig, node)), details=details, output=output)
 
@@ -41,7 +42,6 @@ def inspect(node: str | None, details: bool, output: str | None, kubeconfig: Pat
 @options.output
 @options.kubeconfig
 def kubectl_plugin(node: str | None, details: bool, output: str | None, kubeconfig: Path | None) -> None:
-    from gpuslice.cli.process import check
 
     show(check(_views(kubeconfig, node), prefix="Failed due to "), details=details, output=output)
 
@@ -49,20 +49,14 @@ def kubectl_plugin(node: str | None, details: bool, output: str | None, kubeconf
 def show(views: Sequence[NodeView], *, details: bool, output: str | None) -> None:
     """Print nodes as gpushare does, or as JSON or YAML."""
     if output:
-        from gpuslice.cli.inspect.report import report
-        from gpuslice.cli.output import print_as
-
         print_as(report(views), output)
         return
-    from gpuslice.cli.inspect import gpushare, migtable
 
     click.echo(gpushare.details(views) if details else gpushare.summary(views), nl=False)
     click.echo(migtable.table(views, details=details), nl=False)
 
 
 async def _views(kubeconfig: Path | None, node: str | None) -> list[NodeView]:
-    from gpuslice.cluster.reading import read_views
-    from gpuslice.kube.http import connected
 
     async with connected(kubeconfig) as client:
         views, unreadable = await read_views(client, node)

@@ -5,35 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
-
-if TYPE_CHECKING:
-    from gpuslice.placement.policies.policy import Policy
-    from gpuslice.scheduler.explaining import Explanation, GpuVerdict
+from gpuslice.cli.inspect.explainreport import report
+from gpuslice.cli.output import print_as
+from gpuslice.cli.process import run
+from gpuslice.cli.scoring import policy as policy_option
+from gpuslice.cluster.reading import read_cluster
+from gpuslice.kube.http import connected
+from gpuslice.kube.wire import Node, Pod
+from gpuslice.placement.policies.policy import Policy
+from gpuslice.scheduler.explaining import Explanation, GpuVerdict
+from gpuslice.scheduler.explaining import explain as explain_pod
 
 
 @click.command(
-    short_help="Say why a pod waits, or why it is where it is.",
     help="Say in a sentence per node and GPU why POD waits, or where it is and why there.\n\n"
     + options.examples("gpuslice explain trainer", "gpuslice explain -n research trainer -o json"),
 )
 @click.argument("pod")
 @click.option("-n", "--namespace", default="default", show_default=True, help="Its namespace.")
-@options.policy
+@policy_option
 @options.output
 @options.kubeconfig
 def explain(pod: str, namespace: str, policy: Policy, output: str | None, kubeconfig: Path | None) -> None:
-    from gpuslice.cli.process import run
-
     explanation = run(_explain(kubeconfig, namespace, pod, policy))
     if output:
-        from gpuslice.cli.inspect.explainreport import report
-        from gpuslice.cli.output import print_as
-
         print_as(report(explanation), output)
     else:
         click.echo(tell(explanation))
@@ -54,8 +53,8 @@ def tell(explanation: Explanation) -> str:
 def _tell_gpus(gpus: Sequence[GpuVerdict]) -> list[str]:
     """A line per GPU; MIG devices of which the same is to be said share one."""
     lines = []
-    for _, run in groupby(gpus, key=lambda one: (one.gpu.model, one.sentence, one.gpu.parent and "MIG")):
-        alike = list(run)
+    for _, same in groupby(gpus, key=lambda one: (one.gpu.model, one.sentence, one.gpu.parent and "MIG")):
+        alike = list(same)
         last = "" if len(alike) == 1 or not alike[0].gpu.parent else f" to GPU{alike[-1].gpu.index}"
         shown = alike[:1] if last else alike
         lines += [f"GPU{one.gpu.index}{last} {one.gpu.model}: {one.sentence}" for one in shown]
@@ -63,11 +62,6 @@ def _tell_gpus(gpus: Sequence[GpuVerdict]) -> list[str]:
 
 
 async def _explain(kubeconfig: Path | None, namespace: str, name: str, policy: Policy) -> Explanation:
-    from gpuslice.cluster.reading import read_cluster
-    from gpuslice.kube.http import connected
-    from gpuslice.kube.wire import Node, Pod
-    from gpuslice.scheduler.explaining import explain as explain_pod
-
     async with connected(kubeconfig) as client:
         pod = await client.get(Pod, name, namespace)
         nodes, pods = await client.list(Node), await client.list(Pod)

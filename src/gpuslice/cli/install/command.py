@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
-
-if TYPE_CHECKING:
-    from gpuslice.config.staticpod import StaticPod
+from gpuslice.config.kubescheduler import Wiring
+from gpuslice.config.staticpod import StaticPod, render, text_of
+from gpuslice.errors import InputError
 
 CONFIG_FILE = Path("/etc/kubernetes/gpuslice-scheduler.yaml")
 BACKUPS = Path("/etc/kubernetes/gpuslice-backup")
@@ -31,7 +30,6 @@ class _Version(click.ParamType[tuple[int, int]]):
 
 
 @click.group(
-    short_help="Wire the cluster's own kube-scheduler.",
     help="Install what cannot be installed through the API server.\n\n"
     + options.examples("gpuslice install scheduler-config --url http://127.0.0.1:32766"),
 )
@@ -121,10 +119,6 @@ def scheduler_config(
     dry_run: bool,
     undo: bool,
 ) -> None:
-    from gpuslice.config.kubescheduler import Wiring
-    from gpuslice.config.staticpod import StaticPod, render, text_of
-    from gpuslice.errors import InputError
-
     if undo and manifest is None:
         raise click.UsageError("--undo needs --manifest")
     if (client_cert is None) != (client_key is None):

@@ -7,10 +7,12 @@ from pathlib import Path
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.install.cleaning import clean
+from gpuslice.cli.process import run
+from gpuslice.kube.http import connected
 
 
 @click.command(
-    short_help="Take off the nodes what the agents wrote there.",
     help="Take off the nodes what the agents wrote there: annotations and aliyun.com/gpu-count. Running pods "
     "keep their GPUs. `helm uninstall` runs this; agents that still run write it again.\n\n"
     + options.examples("gpuslice uninstall --kubeconfig ~/.kube/config"),
@@ -23,12 +25,8 @@ from gpuslice.cli import options
     help="Delete this Lease of the replicas, too.",
 )
 def uninstall(kubeconfig: Path | None, lease: tuple[str, str] | None) -> None:
-    from gpuslice.cli.process import run
-    from gpuslice.kube.http import connected
 
     async def work() -> None:
-        from gpuslice.cli.install.cleaning import clean
-
         async with connected(kubeconfig) as client:
             for line in await clean(client, lease=lease):
                 click.echo(line)

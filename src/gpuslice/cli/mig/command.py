@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from gpuslice.cli import options
-
-if TYPE_CHECKING:
-    from gpuslice.cli.mig.work import Workplace
-    from gpuslice.node.migexecutor import GpuPlan
+from gpuslice.cli.mig.report import report, table
+from gpuslice.cli.mig.work import Choice, Workplace
+from gpuslice.cli.node.command import show
+from gpuslice.cli.output import print_as
+from gpuslice.cli.process import run
+from gpuslice.errors import InputError
+from gpuslice.node.migexecutor import GpuPlan
 
 T = TypeVar("T")
 Command = Callable[..., None]
@@ -26,7 +30,6 @@ _EXITS = "Exit code: 0 it is so, 1 it cannot be or is not, 2 the command line or
 
 
 @click.group(
-    short_help="Plan, apply and save this machine's MIG layout.",
     help="Cut this machine's GPUs into MIG instances. Reads mig-parted's configuration files and its "
     "environment variables (MIG_PARTED_...); everything is checked against the GPUs before one is touched, "
     "instances that stay as they are stay untouched, and a refusal on the way is undone. No cluster is "
@@ -130,8 +133,6 @@ def plan(
     mode_only: bool,
     output: str | None,
 ) -> None:
-    from gpuslice.cli.mig.work import Choice
-
     choice = Choice(config_file, selected_config)
     plans = _work(devices, node, lambda place: place.plan(choice), kubelet_dir)
     _show(plans, output=output, mode_only=mode_only)
@@ -166,8 +167,6 @@ def apply(
     skip_reset: bool,
     output: str | None,
 ) -> None:
-    from gpuslice.cli.mig.work import Choice
-
     choice = Choice(config_file, selected_config)
 
     def work(place: Workplace) -> tuple[GpuPlan, ...]:
@@ -206,8 +205,6 @@ def check(
     mode_only: bool,
     valid_config: bool,
 ) -> None:
-    from gpuslice.cli.mig.work import Choice
-
     choice = Choice(config_file, selected_config)
     if valid_config:
         _work(devices, node, lambda place: choice.wishes(place.machine()))
@@ -272,7 +269,6 @@ def export(devices: Path | None, node: str, output_format: str, config_label: st
     help="How to write it.",
 )
 def generate_config(devices: Path | None, node: str, output_file: Path | None, output_format: str) -> None:
-    from gpuslice.errors import InputError
 
     text = _work(devices, node, lambda place: place.standard(output_format))
     if output_file is None:
@@ -322,13 +318,8 @@ def _work(
     devices: Path | None, node: str, work: Callable[[Workplace], T], kubelet_dir: Path | None = None
 ) -> T:
     """Do it in a thread, since a driver's calls block; Ctrl-C waits until the steps are done."""
-    from gpuslice.cli.process import run
 
     async def working() -> T:
-        import asyncio
-
-        from gpuslice.cli.mig.work import Workplace
-
         place = await asyncio.to_thread(Workplace, devices, node)
         found = await asyncio.to_thread(place.look)
         for index, reason in found.silent:
@@ -353,19 +344,14 @@ def _told(
             err=True,
         )
     if place.on_paper and not output:
-        from gpuslice.cli.node.command import show
-
         click.echo("The GPUs on paper would then be (the file is not changed):")
         show(place.look(), output=None)
     return plans
 
 
 def _show(plans: Sequence[GpuPlan], *, output: str | None, mode_only: bool) -> None:
-    from gpuslice.cli.mig.report import report, table
 
     if output:
-        from gpuslice.cli.output import print_as
-
         print_as(report(plans, mode_only=mode_only), output)
     else:
         click.echo(table(plans, mode_only=mode_only), nl=False)

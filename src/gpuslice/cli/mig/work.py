@@ -17,6 +17,8 @@ from gpuslice.devices.miglayout import MigLayout
 from gpuslice.errors import GpuSliceError, InputError
 from gpuslice.node.discovery.driver import Driver
 from gpuslice.node.discovery.drivers import driver_of
+from gpuslice.node.kubeletapi import RpcError
+from gpuslice.node.kubeletholds import held_by_pods
 from gpuslice.node.migexecutor import (
     GpuPlan,
     MigExecutor,
@@ -93,8 +95,6 @@ class Workplace:
         socket = kubelet_dir / "pod-resources" / "kubelet.sock"
         if self.on_paper or not socket.exists():
             return None
-        from gpuslice.node.kubeletapi import RpcError
-        from gpuslice.node.kubeletholds import held_by_pods
 
         gpus = NodeGpus(tuple(gpu.shared for gpu in self.look().gpus), MemoryUnit(1))
         try:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
-
-if TYPE_CHECKING:
-    from gpuslice.devices.found import Found
+from gpuslice.cli.node.report import report
+from gpuslice.cli.output import print_as
+from gpuslice.cli.process import run
+from gpuslice.devices.found import Found
+from gpuslice.devices.listing import listing
+from gpuslice.node.discovery.drivers import driver_of
 
 
 @click.group(
-    short_help="Look at this machine's GPUs.",
     help="Look at this machine's GPUs; no cluster is needed.\n\n" + options.examples("gpuslice node devices"),
 )
 def node() -> None:
@@ -41,19 +43,13 @@ def node() -> None:
 )
 @options.output
 def devices(devices: Path | None, node: str, output: str | None) -> None:
-    from gpuslice.cli.process import run
 
     show(run(_found(devices, node)), output=output)
 
 
 def show(found: Found, *, output: str | None) -> None:
     """Print a machine as nvidia-smi does, or as JSON or YAML."""
-    from gpuslice.cli.node.report import report
-    from gpuslice.devices.listing import listing
-
     if output:
-        from gpuslice.cli.output import print_as
-
         print_as(report(found), output)
         return
     click.echo(listing(found), nl=False)
@@ -62,9 +58,6 @@ def show(found: Found, *, output: str | None) -> None:
 
 
 async def _found(devices: Path | None, node: str) -> Found:
-    import asyncio
-
-    from gpuslice.node.discovery.drivers import driver_of
 
     driver = driver_of(devices, node)
     await asyncio.to_thread(driver.open)

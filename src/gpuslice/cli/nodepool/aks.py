@@ -10,15 +10,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from gpuslice.capacity.aks import AksCluster
+from gpuslice.capacity.pools import PoolProvider
+from gpuslice.cli.lazy import load
 from gpuslice.cli.options import kubeconfig as kubeconfig_option
-
-if TYPE_CHECKING:
-    from gpuslice.capacity.aks import AksCluster
-    from gpuslice.capacity.pools import PoolProvider
+from gpuslice.errors import InputError
 
 Command = Callable[..., Any]
 
@@ -69,10 +69,8 @@ def where(command: Command) -> Command:
 @asynccontextmanager
 async def provider(cluster: AksCluster, *, wait: bool) -> AsyncIterator[PoolProvider]:
     """The cluster's pools. Raises InputError if the extra is not installed."""
-    from gpuslice.errors import InputError
-
     try:
-        from gpuslice.capacity.azurepools import connected
+        connected = load("gpuslice.capacity.azurepools:connected")
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("azure"):
             raise

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from gpuslice.capacity.aks import cluster_of
+from gpuslice.capacity.nodepool import GPUNodePool, PoolFields, read_pairs
 from gpuslice.cli import options
 from gpuslice.cli.nodepool import aks
+from gpuslice.cli.nodepool.aksdesk import AksDesk
+from gpuslice.cli.nodepool.poolwork import PoolDesk, in_one_process
+from gpuslice.cli.nodepool.report import PoolsReport, details, report, table
+from gpuslice.cli.output import print_as
+from gpuslice.cli.process import run
+from gpuslice.clock import SystemClock
+from gpuslice.errors import InputError
+from gpuslice.kube.http import connected
 
-if TYPE_CHECKING:
-    from gpuslice.capacity.nodepool import GPUNodePool, PoolFields
-    from gpuslice.cli.nodepool.aksdesk import AksDesk
-    from gpuslice.cli.nodepool.poolwork import PoolDesk
-
-    Desk = PoolDesk | AksDesk
-
+Desk = PoolDesk | AksDesk
 Command = Callable[..., None]
 
 PROFILES = ("MIG1g", "MIG2g", "MIG3g", "MIG4g", "MIG7g")
@@ -26,7 +30,6 @@ NONE = "none"
 
 
 @click.group(
-    short_help="Pools of machines whose GPUs are cut alike.",
     help="Make, change and delete node pools: a number of equal machines whose GPUs are cut into MIG "
     "instances by a profile. The words and options are those of `az aks nodepool`. In a cluster of gpuslice "
     "up the machines are simulated; of an AKS cluster (--resource-group, --cluster-name) Azure makes them; "
@@ -156,8 +159,6 @@ def add(
         raise click.UsageError("--enable-cluster-autoscaler needs --min-count and --max-count")
 
     def fields() -> PoolFields:
-        from gpuslice.capacity.nodepool import PoolFields, read_pairs
-
         return PoolFields(
             vm_size=node_vm_size,
             count=node_count,
@@ -228,9 +229,6 @@ def update(
         raise click.UsageError("--disable-cluster-autoscaler takes the limits away; leave them out")
 
     def change(pool: GPUNodePool) -> Mapping[str, Any]:
-        from gpuslice.capacity.nodepool import read_pairs
-        from gpuslice.errors import InputError
-
         changes: dict[str, Any] = {}
         if disable_cluster_autoscaler:
             changes |= {"minCount": None, "maxCount": None, "count": pool.status.nodes}
@@ -283,9 +281,6 @@ def update(
 @options.output
 def list_(where: aks.Where, output: str | None) -> None:
     async def work(desk: Desk) -> None:
-        from gpuslice.cli.nodepool.report import PoolsReport, report, table
-        from gpuslice.cli.output import print_as
-
         pools = [report(pool) for pool in await desk.list()]
         if output is not None:
             print_as(PoolsReport(pools), output)
@@ -332,8 +327,6 @@ def _split(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _print(pool: GPUNodePool, output: str | None) -> None:
-    from gpuslice.cli.nodepool.report import details, report
-    from gpuslice.cli.output import print_as
 
     if output is not None:
         print_as(report(pool), output)
@@ -342,14 +335,8 @@ def _print(pool: GPUNodePool, output: str | None) -> None:
 
 
 def _run(where: aks.Where, work: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
-    from gpuslice.cli.process import run
 
     async def connect() -> None:
-        from gpuslice.capacity.aks import cluster_of
-        from gpuslice.cli.nodepool.poolwork import PoolDesk, in_one_process
-        from gpuslice.clock import SystemClock
-        from gpuslice.kube.http import connected
-
         named = where.resource_group or where.cluster_name
         if named and await in_one_process(where.kubeconfig):
             _tell(
@@ -358,8 +345,6 @@ def _run(where: aks.Where, work: Callable[[Desk], Coroutine[Any, Any, None]]) ->
         elif (
             cluster := cluster_of(where.subscription, where.resource_group, where.cluster_name)
         ) is not None:
-            from gpuslice.cli.nodepool.aksdesk import AksDesk
-
             await work(AksDesk(partial(aks.provider, cluster), _tell))
             return
         async with connected(where.kubeconfig) as client:

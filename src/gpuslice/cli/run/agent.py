@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.process import serve
+from gpuslice.cli.run import agentserver
+from gpuslice.config.nodeconfig import Fallback
 from gpuslice.errors import InputError
-
-if TYPE_CHECKING:
-    from gpuslice.node.configuring import ConfigFiles
+from gpuslice.node.configuring import ConfigFiles
 
 
 class _Root(click.ParamType[str]):
@@ -27,7 +28,6 @@ _ROOT = _Root()
 
 
 @click.command(
-    short_help="Offer a node's GPUs to its kubelet.",
     help="Offer a node's GPUs to its kubelet and hand them out in shares.\n\n"
     + options.examples(
         "gpuslice agent --node gpu-1",
@@ -168,10 +168,7 @@ def agent(
     kubelet_dir: Path,
     probes: options.Probes | None,
 ) -> None:
-    from gpuslice.cli.process import serve
-
     async def work() -> None:
-        from gpuslice.cli.run import agentserver
 
         given: dict[str, Any] = {
             "mig-strategy": mig_strategy,
@@ -200,9 +197,6 @@ def agent(
 
 def _files(file: Path | None, folder: Path | None, default: str, fallbacks: str) -> ConfigFiles | None:
     """The device plugin's files, None if there are none. Raises InputError."""
-    from gpuslice.config.nodeconfig import Fallback
-    from gpuslice.node.configuring import ConfigFiles
-
     if folder is None:
         if default or fallbacks:
             raise InputError(

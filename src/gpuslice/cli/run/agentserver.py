@@ -1,4 +1,4 @@
-"""Assembles a node's agent. What kubelet does not wait for is imported when it is needed."""
+"""Assembles a node's agent."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from gpuslice.cli.lazy import load
 from gpuslice.cli.options import Probes
-from gpuslice.cli.run.probing import answer_probes
 from gpuslice.clock import SystemClock
 from gpuslice.config.nvidiaflags import effective
 from gpuslice.devices.xids import read_policy
 from gpuslice.kube.http import connected_later, own_namespace
 from gpuslice.kube.wire import Node
 from gpuslice.node.agent import Agent
-from gpuslice.node.configuring import Applying, ConfigFollower
+from gpuslice.node.configuring import Applying, ConfigFiles, ConfigFollower
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.drivers import driver_of, keep_up, line_to, unit_of
 from gpuslice.node.discovery.simulated import SimulatedDriver
@@ -29,9 +28,6 @@ from gpuslice.node.migmanager import MigTools
 from gpuslice.node.migreset import reset_of
 from gpuslice.node.migstrategy import StrategyLabel
 from gpuslice.observe.logging import setup
-
-if TYPE_CHECKING:
-    from gpuslice.node.configuring import ConfigFiles
 
 _random = SystemRandom()
 
@@ -97,6 +93,7 @@ async def agent(
             random=_random.random,
         )
         group.create_task(running.run())
-        group.create_task(
-            answer_probes(probes, waits_for=running.waits_for, metrics=running.metrics, clock=clock)
-        )
+        if probes is not None:
+            # Beside what the event loop does: kubelet waits for an agent that starts.
+            answer_probes = await asyncio.to_thread(load, "gpuslice.cli.run.probing:answer_probes")
+            await answer_probes(probes, waits_for=running.waits_for, metrics=running.metrics, clock=clock)

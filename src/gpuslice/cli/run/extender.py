@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.process import serve
+from gpuslice.cli.run import servers
 from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
-
-if TYPE_CHECKING:
-    from gpuslice.placement.policies.policy import Policy
+from gpuslice.cli.scoring import policy as policy_option
+from gpuslice.observe.serving import Tls
+from gpuslice.placement.policies.policy import Policy
 
 
 @click.command(
-    short_help="Answer kube-scheduler about GPUs.",
     help="Answer kube-scheduler's questions about GPUs (filter, prioritize, bind, preempt), as gpushare's "
     "extender does, and the API server's about new pods (/mutate).\n\n"
     + options.examples(
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     metavar="HOST:PORT",
     help="Where to listen; :PORT means all addresses.",
 )
-@options.policy
+@policy_option
 @options.mig_idle
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Serve HTTPS; PEM.")
 @click.option(
@@ -96,8 +96,6 @@ def extender(
     probes: options.Probes | None,
     webhook: WebhookOptions | None,
 ) -> None:
-    from gpuslice.cli.process import serve
-
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")
     if client_ca is not None and tls_cert is None:
@@ -109,9 +107,6 @@ def extender(
         raise click.UsageError("--label-leader needs --lease")
 
     async def work() -> None:
-        from gpuslice.cli.run import servers
-        from gpuslice.observe.serving import Tls
-
         tls = Tls(tls_cert, tls_key, client_ca) if tls_cert and tls_key else None
         await servers.extender(
             kubeconfig,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from importlib import import_module
 from pathlib import Path
 
 from gpuslice.cli.options import Probes
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError
+from gpuslice.observe.probes import LIMITS, ProbesApp
+from gpuslice.observe.serving import parse_listen, serving
 
 
 async def answer_probes(
@@ -22,11 +23,6 @@ async def answer_probes(
     """Answer probes until cancelled, if there is an address to do so at."""
     if where is None:
         return
-    # Beside what the event loop does: kubelet waits for an agent that starts.
-    await asyncio.to_thread(import_module, "gpuslice.observe.probes")
-    from gpuslice.observe.probes import LIMITS, ProbesApp
-    from gpuslice.observe.serving import parse_listen, serving
-
     host, port = parse_listen(where.listen, field="--probes")
     token = read_token(where.token_file, "--metrics-token-file") if where.token_file else None
     app = ProbesApp(waits_for=waits_for, metrics=metrics, token=token)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.process import serve
+from gpuslice.cli.run import servers
 from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
-
-if TYPE_CHECKING:
-    from gpuslice.placement.policies.policy import Policy
+from gpuslice.cli.scoring import policy as policy_option
+from gpuslice.placement.policies.policy import Policy
 
 
 @click.command(
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     + options.examples("gpuslice scheduler --kubeconfig ~/.kube/config")
 )
 @options.kubeconfig
-@options.policy
+@policy_option
 @options.mig_idle
 @options.lease
 @options.identity
@@ -34,10 +34,7 @@ def scheduler(
     probes: options.Probes | None,
     webhook: WebhookOptions | None,
 ) -> None:
-    from gpuslice.cli.process import serve
-
     async def work() -> None:
-        from gpuslice.cli.run import servers
 
         await servers.scheduler(
             kubeconfig,

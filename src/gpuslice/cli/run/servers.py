@@ -11,6 +11,9 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Final
 
+from gpuslice.admission.visibility import RULES
+from gpuslice.admission.webhook import webhook_app
+from gpuslice.capacity.poolcontroller import NodePoolController
 from gpuslice.cli.options import Probes
 from gpuslice.cli.run.probing import answer_probes, read_token
 from gpuslice.cli.run.webhook import WebhookOptions
@@ -24,8 +27,12 @@ from gpuslice.kube.http import connected
 from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, campaigning, label_leader
 from gpuslice.names import LABEL_LEADER, SCHEDULER_NAME
 from gpuslice.observe.logging import setup
+from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls, is_loopback, parse_listen
 from gpuslice.placement.policies.policy import Policy
+from gpuslice.scheduler.extender.service import extender as serving_extender
+from gpuslice.scheduler.service import run_scheduler
+from gpuslice.scheduler.summary import summed_up
 
 LOOK_SECONDS: Final = 0.25
 """How soon a change of the leader is noticed."""
@@ -75,10 +82,6 @@ async def extender(
     webhook: WebhookOptions | None,
 ) -> None:
     """Run the extender until cancelled."""
-    from gpuslice.admission.visibility import RULES
-    from gpuslice.admission.webhook import webhook_app
-    from gpuslice.scheduler.extender.service import extender as serving_extender
-
     setup()
     host, port = parse_listen(listen)
     if not (open_to_all or token_file or (tls and tls.client_ca) or is_loopback(host)):
@@ -137,10 +140,6 @@ async def scheduler(
 
     A replica that waits keeps its cache complete, so that it can go on at once.
     """
-    from gpuslice.observe.metrics import Metrics
-    from gpuslice.scheduler.service import run_scheduler
-    from gpuslice.scheduler.summary import summed_up
-
     setup()
     clock = SystemClock()
     cluster = Cluster(clock=clock, policy=policy)
@@ -181,8 +180,6 @@ async def scheduler(
 
 async def _pools(client: Client, cluster: Cluster, *, clock: Clock) -> None:
     """Label and configure the nodes of pools, while this replica leads."""
-    from gpuslice.capacity.poolcontroller import NodePoolController
-
     controller = NodePoolController(
         client,
         cluster,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from random import SystemRandom
 
 import click
 
 from gpuslice.cli import options
-
-if TYPE_CHECKING:
-    from gpuslice.config.cluster import ClusterPlan
-    from gpuslice.local.up import Settings
+from gpuslice.cli.lazy import load
+from gpuslice.cli.process import run, serve
+from gpuslice.clock import SystemClock
+from gpuslice.config.cluster import ClusterFile, ClusterPlan
+from gpuslice.local.kubeconfig import reserved
+from gpuslice.local.up import Settings, local_cluster
+from gpuslice.observe.logging import setup
 
 KUBECONFIG = Path("~/.gpuslice/kubeconfig")
 DEFAULT = """
@@ -24,7 +29,6 @@ spec:
 
 
 @click.command(
-    short_help="Start a cluster with simulated GPUs in this process.",
     help="Start a Kubernetes cluster with simulated GPUs in this process; Ctrl-C ends it.\n\n"
     + options.examples(
         "gpuslice up",
@@ -61,12 +65,8 @@ spec:
     help="Run the containers' commands as processes of this machine (without isolation).",
 )
 def up(cluster: Path | None, kubeconfig: Path, port: int, database: Path | None, run_processes: bool) -> None:
-    from gpuslice.cli.process import run, serve
-    from gpuslice.local.up import Settings
 
     async def read() -> ClusterPlan:
-        from gpuslice.config.cluster import ClusterFile
-
         return (ClusterFile.load(cluster) if cluster else ClusterFile.parse(DEFAULT)).plan()
 
     plan = run(read())
@@ -74,13 +74,6 @@ def up(cluster: Path | None, kubeconfig: Path, port: int, database: Path | None,
 
 
 async def _up(plan: ClusterPlan, settings: Settings) -> None:
-    from random import SystemRandom
-
-    from gpuslice.cli.up.liveview import watch_cluster
-    from gpuslice.clock import SystemClock
-    from gpuslice.local.kubeconfig import reserved
-    from gpuslice.local.up import local_cluster
-    from gpuslice.observe.logging import setup
 
     setup(level="warning")
     clock = SystemClock()
@@ -98,4 +91,6 @@ async def _up(plan: ClusterPlan, settings: Settings) -> None:
             click.echo(f"  API server {cluster.endpoint.url}, extender {cluster.extender}")
             click.echo(f"  kubelets under {cluster.folder}")
             click.echo("  Ctrl-C ends it")
-            await watch_cluster(cluster, clock)
+            if sys.stdout.isatty():
+                await load("gpuslice.cli.up.liveview:watch_cluster")(cluster, clock)
+            await asyncio.Event().wait()

@@ -1,19 +1,17 @@
-"""What `gpuslice up` shows while it runs: a small live table on a terminal, nothing otherwise."""
+"""What `gpuslice up` shows on a terminal while it runs: a small live table."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from rich.live import Live
+from rich.table import Table
 
 from gpuslice.clock import Clock
 from gpuslice.cluster.records import GpuView, NodeView
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gpuslice.local.up import LocalCluster
+from gpuslice.local.up import LocalCluster
 
 NODES: Final = 12
 """Lines of the table; the fullest nodes of a larger cluster are shown."""
@@ -24,10 +22,6 @@ BAR: Final = 10
 
 async def watch_cluster(cluster: LocalCluster, clock: Clock) -> None:
     """Show the cluster until cancelled."""
-    if not sys.stdout.isatty():
-        await asyncio.Event().wait()
-    from rich.live import Live
-
     changed = asyncio.Event()
 
     cluster.cluster.subscribe(lambda _change: changed.set())
@@ -41,8 +35,6 @@ async def watch_cluster(cluster: LocalCluster, clock: Clock) -> None:
 
 def picture(views: Sequence[NodeView]) -> Table:
     """The fullest nodes, one line each."""
-    from rich.table import Table
-
     shown = sorted(views, key=lambda view: (-_used(view), view.name))[:NODES]
     table = Table(box=None, pad_edge=False)
     for title in ("node", "GPU memory", "pods", ""):

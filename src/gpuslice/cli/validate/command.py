@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuslice.cli import options
-
-if TYPE_CHECKING:
-    from gpuslice.cli.validate.examine import Examined
+from gpuslice.cli.output import print_as
+from gpuslice.cli.process import run
+from gpuslice.cli.validate.examine import Examined, Level, examine
+from gpuslice.cli.validate.report import report
+from gpuslice.config.reader import read_file
+from gpuslice.errors import InputError
 
 
 @click.command(
-    short_help="Say what is wrong with the GPU requests in manifests.",
     help="Check the GPU requests of pods, and of everything with a pod template, in YAML or JSON: in the API "
     "server's words, without an API server. Spellings of old Kubernetes are warned of, with what to write "
     "today. Files of NVIDIA's device plugin and of mig-parted are checked, too. FILE may be - for standard "
@@ -27,15 +28,10 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @options.output
 def validate(files: tuple[str, ...], output: str | None) -> None:
-    from gpuslice.cli.process import run
-    from gpuslice.cli.validate.examine import Level
 
     examined = run(_examine(files))
     findings = [finding for one in examined for finding in one.findings]
     if output:
-        from gpuslice.cli.output import print_as
-        from gpuslice.cli.validate.report import report
-
         print_as(report(examined), output)
     else:
         for finding in findings:
@@ -65,9 +61,6 @@ async def _examine(files: Sequence[str]) -> list[Examined]:
 
 
 def _examine_file(file: str) -> Examined:
-    from gpuslice.cli.validate.examine import examine
-    from gpuslice.config.reader import read_file
-    from gpuslice.errors import InputError
 
     if file != "-":
         return read_file(Path(file), lambda text: examine(text, file=file))

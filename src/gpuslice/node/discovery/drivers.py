@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuslice.clock import Clock
 from gpuslice.config.devices import DevicesFile, find_machine
@@ -11,11 +10,9 @@ from gpuslice.config.gpus import read_unit
 from gpuslice.node.discovery.backend import Line, Threads
 from gpuslice.node.discovery.driver import Driver
 from gpuslice.node.discovery.following import follow
+from gpuslice.node.discovery.nvml import NvmlDriver
 from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
 from gpuslice.units import GIB, MemoryUnit
-
-if TYPE_CHECKING:
-    from gpuslice.node.discovery.nvml import NvmlDriver
 
 
 def driver_of(devices: Path | None, node: str) -> NvmlDriver | SimulatedDriver:
@@ -24,8 +21,6 @@ def driver_of(devices: Path | None, node: str) -> NvmlDriver | SimulatedDriver:
     Raises InputError naming the place in the file.
     """
     if devices is None:
-        from gpuslice.node.discovery.nvml import NvmlDriver
-
         return NvmlDriver()
     return SimulatedDriver(DevicesFile.load(devices).machine(node))
 
