@@ -25,8 +25,8 @@ from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.apiserver.api.serve import serving
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.names import GPU_MEM, WHOLE_GPU
-from gpuslice.node.kubeletapi import PluginClient
-from gpuslice.node.kubeletmessages import PreferredRequest
+from gpuslice.node.kubelet.messages import PreferredRequest
+from gpuslice.node.kubelet.rpc import PluginClient
 from machine import report
 
 OWN = Path(__file__).parent.parent / "src"

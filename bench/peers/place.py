@@ -17,7 +17,7 @@ from pathlib import Path
 import nvml_world
 from nvml_world import Hardware, machine
 
-from gpuslice.node.machine import kernel_bus_id
+from gpuslice.node.discovery.machine import kernel_bus_id
 
 HERE = Path(__file__).parent
 PYTHON_PATH = HERE.parent.parent / "src"

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuslice.node.kubeletapi import (
-    PluginClient,
-    RpcCode,
-    RpcError,
-    Server,
-    serve_pod_resources,
-    serve_registration,
-)
-from gpuslice.node.kubeletmessages import (
+from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     ContainerDevices,
     Device,
     PodResources,
     PreferredRequest,
     Registration,
+)
+from gpuslice.node.kubelet.rpc import (
+    PluginClient,
+    RpcCode,
+    RpcError,
+    Server,
+    serve_pod_resources,
+    serve_registration,
 )
 
 

@@ -24,8 +24,8 @@ from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import Flags
 from gpuslice.devices.labels import _OURS, _RESOURCE_KEYS
 from gpuslice.kube.wire import Node, ObjectMeta, PodSpec
-from gpuslice.node.cdispec import FOLDER
-from gpuslice.node.configuring import ConfigFiles
+from gpuslice.node.inject.cdi import FOLDER
+from gpuslice.node.pluginconfig import ConfigFiles
 
 
 @pytest.mark.parametrize(

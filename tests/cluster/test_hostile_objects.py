@@ -20,7 +20,7 @@ from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.node.nodepod import read_pod
+from gpuslice.node.grants.nodepod import read_pod
 from gpuslice.requests.pod import count_spec, read_request
 from gpuslice.units import MemoryUnit, parse_count
 

@@ -9,14 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuslice.node.kubeletapi import (
-    PodResourcesClient,
-    RpcError,
-    Server,
-    register,
-    serve_plugin,
-)
-from gpuslice.node.kubeletmessages import (
+from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     Device,
     PluginOptions,
@@ -24,6 +17,13 @@ from gpuslice.node.kubeletmessages import (
     PodResources,
     PreferredRequest,
     Registration,
+)
+from gpuslice.node.kubelet.rpc import (
+    PodResourcesClient,
+    RpcError,
+    Server,
+    register,
+    serve_plugin,
 )
 
 from .kit import Kit, Object, container, pod, until

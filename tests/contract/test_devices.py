@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from gpuslice.node.kubeletapi import RpcCode, RpcError, register
-from gpuslice.node.kubeletmessages import ContainerAllocation, Device, Mount, PodName, Registration
+from gpuslice.node.kubelet.messages import ContainerAllocation, Device, Mount, PodName, Registration
+from gpuslice.node.kubelet.rpc import RpcCode, RpcError, register
 
 from .kit import Kit, Object, container, pod, until
 from .plugin import IDS, NODE, NodeUnderTest, node_under_test

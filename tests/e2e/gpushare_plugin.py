@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpuslice import names
-from gpuslice.node.kubeletapi import register, serve_plugin
-from gpuslice.node.kubeletmessages import (
+from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     Device,
     PluginOptions,
     PreferredRequest,
     Registration,
 )
+from gpuslice.node.kubelet.rpc import register, serve_plugin
 
 from .cluster import Object, RealCluster
 from .node import Node

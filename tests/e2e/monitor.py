@@ -7,7 +7,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from gpuslice.node.kubeletapi import PodResourcesClient, RpcError
+from gpuslice.node.kubelet.rpc import PodResourcesClient, RpcError
 
 
 async def main(socket: Path, pause: float) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from gpuslice import names
 from gpuslice.cluster.annotations import decode_gpus
-from gpuslice.node.deviceids import DeviceIds
-from gpuslice.node.kubeletapi import PodResourcesClient
-from gpuslice.node.kubeletmessages import PodResources
+from gpuslice.node.grants.deviceids import DeviceIds
+from gpuslice.node.kubelet.messages import PodResources
+from gpuslice.node.kubelet.rpc import PodResourcesClient
 from gpuslice.requests.kinds import SHARES, WHOLE_GPUS, kind_of
 
 from .cluster import Object, RealCluster

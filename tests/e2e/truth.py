@@ -23,10 +23,10 @@ from typing import Any
 from gpuslice import names
 from gpuslice.cluster.annotations import decode_gpus
 from gpuslice.devices.inventory import NodeGpus
-from gpuslice.node.deviceids import DeviceIds
-from gpuslice.node.kubeletapi import PodResourcesClient
-from gpuslice.node.kubeletmessages import PodResources
-from gpuslice.node.slicefiles import SliceFolders
+from gpuslice.node.grants.deviceids import DeviceIds
+from gpuslice.node.inject.slicefiles import SliceFolders
+from gpuslice.node.kubelet.messages import PodResources
+from gpuslice.node.kubelet.rpc import PodResourcesClient
 from gpuslice.requests.kinds import SHARES, WHOLE_GPUS
 
 from .cluster import Object, RealCluster

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice import names
-from gpuslice.node.kubeletapi import RpcError
+from gpuslice.node.kubelet.rpc import RpcError
 
 from . import truth
 from .cluster import RealCluster

@@ -20,8 +20,7 @@ from gpuslice.kube.wire import Event, Node, Pod
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.local.streams import LogOptions
-from gpuslice.node.kubeletapi import PodResourcesClient, RpcError, Server, register, serve_plugin
-from gpuslice.node.kubeletmessages import (
+from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     Device,
     PluginOptions,
@@ -29,6 +28,7 @@ from gpuslice.node.kubeletmessages import (
     PreferredRequest,
     Registration,
 )
+from gpuslice.node.kubelet.rpc import PodResourcesClient, RpcError, Server, register, serve_plugin
 from gpuslice.units import parse_count
 
 GUARD = 20.0

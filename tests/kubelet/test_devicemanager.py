@@ -14,7 +14,7 @@ from gpuslice.local.kubelet.devicemanager import (
     Holding,
     Take,
 )
-from gpuslice.node.kubeletmessages import ContainerAllocation, Device
+from gpuslice.node.kubelet.messages import ContainerAllocation, Device
 
 GPU = "aliyun.com/gpu-mem"
 IDS = [f"g{gpu}-{number}" for gpu in range(4) for number in range(16)]

@@ -26,7 +26,7 @@ from gpuslice.local.kubelet.node import PodAddresses
 from gpuslice.local.kubelet.podspec import RunPod
 from gpuslice.local.kubelet.runtime import sleeping_time
 from gpuslice.local.streams import LogOptions
-from gpuslice.node.kubeletmessages import ContainerAllocation, Mount
+from gpuslice.node.kubelet.messages import ContainerAllocation, Mount
 
 FACTS = WaitingPod("10.128.1.1", "10.0.0.1", {"cpu": "8", "memory": "16777216Ki"})
 

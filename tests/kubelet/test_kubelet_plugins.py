@@ -11,7 +11,8 @@ import pytest
 from kubelet_world import GUARD, IDS, RESOURCE, Plugin, container, world
 
 from gpuslice.local.kubelet.podworker import IGNORE_TERM
-from gpuslice.node.kubeletapi import (
+from gpuslice.node.kubelet.messages import ContainerAllocation, Device, Mount, PodName, Registration
+from gpuslice.node.kubelet.rpc import (
     PluginClient,
     PodResourcesClient,
     RpcCode,
@@ -19,7 +20,6 @@ from gpuslice.node.kubeletapi import (
     register,
     serve_plugin,
 )
-from gpuslice.node.kubeletmessages import ContainerAllocation, Device, Mount, PodName, Registration
 
 SENTENCE = "no single GPU has 5 GiB free; the fullest fit is 3 GiB on GPU 2"
 

@@ -20,7 +20,7 @@ from gpuslice.local.kubelet.podspec import LEASES, Lease, RunPod
 from gpuslice.local.kubelet.runtime import PATH
 from gpuslice.local.kubelet.statuswriter import StatusWriter
 from gpuslice.local.streams import LogOptions
-from gpuslice.node.kubeletmessages import ContainerAllocation, Mount
+from gpuslice.node.kubelet.messages import ContainerAllocation, Mount
 
 
 class Gate:

@@ -13,18 +13,8 @@ import pytest
 from kubelet_world import Plugin
 
 from gpuslice.errors import InputError
-from gpuslice.node import kubeletmessages as wire
-from gpuslice.node.kubeletapi import (
-    PluginClient,
-    PodResourcesClient,
-    RpcCode,
-    RpcError,
-    register,
-    serve_plugin,
-    serve_pod_resources,
-    serve_registration,
-)
-from gpuslice.node.kubeletmessages import (
+from gpuslice.node.kubelet import messages as wire
+from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     ContainerDevices,
     ContainerResources,
@@ -35,6 +25,16 @@ from gpuslice.node.kubeletmessages import (
     PodResources,
     PreferredRequest,
     Registration,
+)
+from gpuslice.node.kubelet.rpc import (
+    PluginClient,
+    PodResourcesClient,
+    RpcCode,
+    RpcError,
+    register,
+    serve_plugin,
+    serve_pod_resources,
+    serve_registration,
 )
 
 

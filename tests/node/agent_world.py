@@ -29,8 +29,8 @@ from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.kubelet import Kubelet, NodeDescription
 from gpuslice.node.agent import Agent
-from gpuslice.node.kubeletapi import PluginClient
-from gpuslice.node.kubeletmessages import ContainerAllocation
+from gpuslice.node.kubelet.messages import ContainerAllocation
+from gpuslice.node.kubelet.rpc import PluginClient
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import read_request
 from gpuslice.units import GIB, parse_count

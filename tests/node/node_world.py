@@ -20,19 +20,19 @@ from gpuslice.devices.inventory import NodeGpus
 from gpuslice.kube.wire import Pod
 from gpuslice.local.kubelet.devicemanager import AllocationError, Ask, DeviceManager, Holding, Reusable
 from gpuslice.names import GPU_MEM, WHOLE_GPU
-from gpuslice.node.deviceids import DeviceIds
-from gpuslice.node.holdings import Held, Refusal, Unsure
-from gpuslice.node.identity import Identity
-from gpuslice.node.kubeletmessages import (
+from gpuslice.node.grants.deviceids import DeviceIds
+from gpuslice.node.grants.held import Held, Refusal, Unsure
+from gpuslice.node.grants.identity import Identity
+from gpuslice.node.grants.ledger import Ledger
+from gpuslice.node.grants.nodepod import NodePod, read_pod
+from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     ContainerDevices,
     ContainerResources,
     Device,
     PodResources,
 )
-from gpuslice.node.ledger import Ledger
-from gpuslice.node.nodepod import NodePod, read_pod
-from gpuslice.node.publish import corrections
+from gpuslice.node.report.publishing import corrections
 from gpuslice.requests.kinds import kind_of
 
 

@@ -15,8 +15,8 @@ from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.kubelet.podworker import IGNORE_TERM
-from gpuslice.node.kubeletapi import PluginClient
-from gpuslice.node.kubeletmessages import Device
+from gpuslice.node.kubelet.messages import Device
+from gpuslice.node.kubelet.rpc import PluginClient
 from gpuslice.units import MemoryUnit
 
 PART = "nvidia.com/mig-3g.20gb"

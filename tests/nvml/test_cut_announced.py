@@ -14,9 +14,9 @@ from nvml_world import Opened, machine
 
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.devices.xids import XidPolicy
-from gpuslice.node.discovery.backend import DiscoveredGpus, Threads
+from gpuslice.node.discovery.backend import DiscoveredGpus, ThreadedDriver
 from gpuslice.node.discovery.driver import Driver
-from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
+from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
 
 TWO_GPUS = "{gpus: [{model: A100-40, mig: [1g.5gb@4]}, {model: A100-40}]}"
 ONE, ONE_MEDIA, THREE = 19, 20, 9
@@ -50,7 +50,7 @@ def driver_for(request: pytest.FixtureRequest, switched_on: Opened) -> DriverFor
 @asynccontextmanager
 async def announcing(driver: Driver) -> AsyncIterator[DiscoveredGpus]:
     clock = Stopped()
-    line = PaperLine(driver) if isinstance(driver, SimulatedDriver) else Threads(driver, clock)
+    line = DirectDriver(driver) if isinstance(driver, SimulatedDriver) else ThreadedDriver(driver, clock)
     backend = DiscoveredGpus(line, XidPolicy(), clock, MigStrategy.MIXED)
     await backend.start()
     running = asyncio.create_task(backend.run())

@@ -22,9 +22,9 @@ from gpuslice.errors import InputError
 from gpuslice.node.discovery.driver import Driver, DriverError, Trouble
 from gpuslice.node.discovery.nvml import NvmlDriver
 from gpuslice.node.discovery.simulated import SimulatedDriver
-from gpuslice.node.migexecutor import MigExecutor, MigFailed, MigGoal, MigRefused, MigResetNeeded
-from gpuslice.node.migreset import by_nvidia_smi, reset_of
-from gpuslice.node.migsurvey import survey
+from gpuslice.node.mig.executor import MigExecutor, MigFailed, MigGoal, MigRefused, MigResetNeeded
+from gpuslice.node.mig.reset import by_nvidia_smi, reset_of
+from gpuslice.node.mig.survey import survey
 from gpuslice.placement.migplan import plan_besides
 from gpuslice.placement.migrestore import plan_restore
 from gpuslice.placement.migsteps import MigPlan

@@ -31,9 +31,9 @@ from gpuslice.devices.migspace import space_of
 from gpuslice.names import MIG_CUTS, MIG_WANTED
 from gpuslice.node.discovery.driver import Driver
 from gpuslice.node.discovery.simulated import SimulatedDriver
-from gpuslice.node.migexecutor import MigExecutor, MigGoal, MigRefused
-from gpuslice.node.migreset import reset_of
-from gpuslice.node.migsurvey import survey
+from gpuslice.node.mig.executor import MigExecutor, MigGoal, MigRefused
+from gpuslice.node.mig.reset import reset_of
+from gpuslice.node.mig.survey import survey
 from gpuslice.placement.migcluster import MigDemand
 from gpuslice.placement.migdemand import DemandGpu, plan_demand
 from gpuslice.placement.migrestore import plan_restore

@@ -13,7 +13,7 @@ from nvml_world import Opened
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.devices.xids import XidPolicy
-from gpuslice.node.discovery.backend import DiscoveredGpus, Threads
+from gpuslice.node.discovery.backend import DiscoveredGpus, ThreadedDriver
 
 GIB_OF_AN_A100 = 39
 
@@ -21,7 +21,7 @@ GIB_OF_AN_A100 = 39
 async def test_a_kubelet_gives_out_the_gpus_that_answer(switched_on: Opened) -> None:
     """NVML through the real binding, the agent, and a kubelet: eight A100, an XID on one, a pod on another."""
     driver, hardware = switched_on("8xA100-40")
-    backend = DiscoveredGpus(Threads(driver, SystemClock()), XidPolicy(), SystemClock())
+    backend = DiscoveredGpus(ThreadedDriver(driver, SystemClock()), XidPolicy(), SystemClock())
     await backend.start()
     folder = Path(tempfile.mkdtemp(prefix="node"))  # pytest's own folders are too long for a socket
     here = World(folder, backend.gpus())

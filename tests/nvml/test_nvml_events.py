@@ -13,10 +13,10 @@ from nvml_world import Opened, events, machine
 
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.xids import XidPolicy
-from gpuslice.node.discovery.backend import LOOK_SECONDS, REOPEN_SECONDS, DiscoveredGpus, Threads
+from gpuslice.node.discovery.backend import LOOK_SECONDS, REOPEN_SECONDS, DiscoveredGpus, ThreadedDriver
 from gpuslice.node.discovery.driver import Driver, Xid
 from gpuslice.node.discovery.health import QUIET_SECONDS
-from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
+from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
 
 GUARD = 20.0
 LOST = "the GPU has fallen off the bus or does not answer"
@@ -56,7 +56,7 @@ class Turning:
 async def following(
     driver: Driver, clock: Turning, policy: XidPolicy | None = None
 ) -> AsyncIterator[DiscoveredGpus]:
-    line = PaperLine(driver) if isinstance(driver, SimulatedDriver) else Threads(driver, clock)
+    line = DirectDriver(driver) if isinstance(driver, SimulatedDriver) else ThreadedDriver(driver, clock)
     backend = DiscoveredGpus(line, policy or XidPolicy(), clock)
     await backend.start()
     async with asyncio.timeout(GUARD), asyncio.TaskGroup() as group:

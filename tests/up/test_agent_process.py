@@ -15,7 +15,7 @@ import pytest
 from up_world import cluster_of, deployment, file
 
 from gpuslice import names
-from gpuslice.node.inotify import FolderWatch
+from gpuslice.node.kubelet.inotify import FolderWatch
 
 pytestmark = pytest.mark.timeout(90)
 

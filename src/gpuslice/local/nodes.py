@@ -24,13 +24,13 @@ from gpuslice.local.kubelet.kubelet import Kubelet
 from gpuslice.local.kubelet.node import NodeDescription
 from gpuslice.local.streams import KubeletBackend
 from gpuslice.node.agent import Agent
-from gpuslice.node.configuring import Applying, ConfigFiles, ConfigFollower
 from gpuslice.node.discovery.backend import DiscoveredGpus
-from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
-from gpuslice.node.handing import Handing
-from gpuslice.node.migmanager import MigTools
-from gpuslice.node.migreset import reset_of
-from gpuslice.node.migstrategy import StrategyLabel
+from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
+from gpuslice.node.inject.injector import Injector
+from gpuslice.node.mig.manager import MigTools
+from gpuslice.node.mig.reset import reset_of
+from gpuslice.node.mig.strategy import StrategyLabel
+from gpuslice.node.pluginconfig import Applying, ConfigFiles, ConfigFollower
 from gpuslice.observe.guarded import allow_files
 
 FILES: Final = 500
@@ -152,18 +152,18 @@ class Nodes:
         async def start() -> None:
             await self.kubelets[node.name].ready.wait()
             driver = self.drivers[node.name]
-            backend = DiscoveredGpus(PaperLine(driver), XidPolicy(), clock, node.mig_strategy)
+            backend = DiscoveredGpus(DirectDriver(driver), XidPolicy(), clock, node.mig_strategy)
             await backend.start()
             strategy = StrategyLabel(backend)
             await strategy.read(self._client, node.name)
             # Below its own folder there is no driver: nothing of this machine is named to containers.
             host, token = folder, lambda: new_id(random)
-            handing = Handing(Flags(), backend.found, host=host, new_token=token)
+            injector = Injector(Flags(), backend.found, host=host, new_token=token)
             following = [strategy.set_node]
             works = [backend.run]
             if self._plugin_configs:
                 files = ConfigFiles(lambda: self._plugin_configs, fallbacks=FALLBACKS)
-                apply = Applying(backend, handing, node.plugin_options, {})
+                apply = Applying(backend, injector, node.plugin_options, {})
                 config = ConfigFollower(self._client, node.name, files, apply, clock=clock)
                 config.start()
                 following.append(config.set_node)
@@ -182,7 +182,7 @@ class Nodes:
                 labels=backend.labels,
                 simulated=backend.found,
                 mig=MigTools(driver, backend, reset_of(driver)),
-                handing=handing,
+                injector=injector,
                 on_node=on_node,
                 clock=clock,
                 random=random.random,

@@ -1,4 +1,4 @@
-"""The node agent: puts the desk, the two plugins and the publishers together and keeps them running.
+"""The node agent: puts the device plugin service, its servers and the reporters together.
 
 Nothing is stored on disk but what containers read: after a restart the ledger is rebuilt from pod-resources
 and the API server. kubelet hears of us before that, since a plugin that is away costs pods; what it asks is
@@ -27,22 +27,22 @@ from gpuslice.kube.gate import Gate
 from gpuslice.kube.quarantine import Quarantine
 from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Node, ObjectMeta, Pod
-from gpuslice.node.backend import DeviceBackend
-from gpuslice.node.desk import Desk
-from gpuslice.node.deviceids import check_unit
-from gpuslice.node.featuredaemon import FeatureDaemon
-from gpuslice.node.gauges import render
-from gpuslice.node.handing import PLAIN, Handing
-from gpuslice.node.healthnews import HealthNews
-from gpuslice.node.kubeletapi import PodResourcesClient, RpcError
-from gpuslice.node.ledger import Ledger
-from gpuslice.node.migmanager import MigManager, MigTools
-from gpuslice.node.migusers import users
-from gpuslice.node.nodepod import NodePod
-from gpuslice.node.plugin import Plugin, Station
-from gpuslice.node.podfolders import PodFolders
-from gpuslice.node.publish import NodePublisher
-from gpuslice.node.slicefiles import SliceFolders
+from gpuslice.node.discovery.devices import DeviceBackend
+from gpuslice.node.grants.deviceids import check_unit
+from gpuslice.node.grants.ledger import Ledger
+from gpuslice.node.grants.nodepod import NodePod
+from gpuslice.node.inject.injector import PLAIN, Injector
+from gpuslice.node.inject.slicefiles import SliceFolders
+from gpuslice.node.kubelet.pluginserver import PluginServer, ResourcePlugin
+from gpuslice.node.kubelet.podfolders import PodFolders
+from gpuslice.node.kubelet.rpc import PodResourcesClient, RpcError
+from gpuslice.node.mig.manager import MigManager, MigTools
+from gpuslice.node.mig.users import users
+from gpuslice.node.report.featuredaemon import FeatureDaemon
+from gpuslice.node.report.healthreporter import HealthReporter
+from gpuslice.node.report.metrics import render
+from gpuslice.node.report.publishing import NodePublisher
+from gpuslice.node.service.deviceplugin import DevicePluginService
 from gpuslice.requests.kinds import kinds_of
 from gpuslice.units import MemoryUnit
 
@@ -64,7 +64,7 @@ class Agent:
     """One node's agent.
 
     `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
-    are to say of its GPUs, None if that is not ours to write; `handing` how containers are given devices;
+    are to say of its GPUs, None if that is not ours to write; `injector` how containers are given devices;
     `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi;
     `mig` cuts the GPUs as the node's label says; `on_node` is told of every change of the node.
     """
@@ -78,7 +78,7 @@ class Agent:
         kubelet_dir: Path,
         unit: MemoryUnit,
         labels: Callable[[], Mapping[str, str]] | None = None,
-        handing: Handing = PLAIN,
+        injector: Injector = PLAIN,
         simulated: Callable[[], Found] | None = None,
         mig: MigTools | None = None,
         on_node: Callable[[Node], None] = lambda _node: None,
@@ -94,20 +94,20 @@ class Agent:
         self._pod_folders = PodFolders(kubelet_dir / "pods", clock)
         self._unit = unit
         self._labels = labels
-        self._handing = handing
+        self._injector = injector
         self._simulated = simulated
         self._mig = mig
         self._on_node = on_node
         self._clock = clock
         self._random = random
-        self._stations: tuple[Station, ...] = ()
+        self._servers: tuple[PluginServer, ...] = ()
         self._ledger: Ledger | None = None
         self._lacks = "starting"
         self._quarantine = Quarantine()
 
     def waits_for(self) -> str:
         """Why it is not ready, "" once kubelet has the plugins and the ledger is complete."""
-        missing = [station.resource for station in self._stations if not station.known.is_set()]
+        missing = [server.resource for server in self._servers if not server.known.is_set()]
         return f"kubelet has not taken the plugin of {' and '.join(missing)}" if missing else self._lacks
 
     async def metrics(self) -> bytes:
@@ -117,18 +117,20 @@ class Agent:
         return render(self._ledger.gpus, self._ledger.held(), self._quarantine.counts())
 
     async def run(self) -> None:
-        """For ever. Raises InputError if the unit is too fine, a socket is taken, or by `Handing.publish`."""
+        """For ever. Raises InputError if the unit is too fine, a socket is taken, or by
+        `Injector.publish`.
+        """
         gpus = NodeGpus(self._backend.gpus(), self._unit)
         check_unit(gpus)
         self._folder.mkdir(parents=True, exist_ok=True)
         kubelet = PodResourcesClient(self._lister)
         try:
-            self._handing.publish()
+            self._injector.publish()
             await self._serve(gpus, kubelet)
         except* InputError as problems:
             raise _first(problems) from None
         finally:
-            self._handing.withdraw()
+            self._injector.withdraw()
             await kubelet.aclose()
 
     async def _serve(self, gpus: NodeGpus, kubelet: PodResourcesClient) -> None:
@@ -152,7 +154,7 @@ class Agent:
             meta = ObjectMeta(name=pod.name, namespace=pod.namespace, uid=pod.uid)
             recorder.record(Pod(metadata=meta), "Warning", "AnnotationsFull", sentence)
 
-        desk = Desk(
+        service = DevicePluginService(
             self._client,
             self._node,
             ledger,
@@ -162,7 +164,7 @@ class Agent:
             isolation_disabled=lambda: node.isolation_disabled,
             differs=self._backend.differs,
             complete=lambda: pods.whole,
-            handing=self._handing,
+            injector=self._injector,
             simulated=self._simulated,
             tell=tell,
             clock=self._clock,
@@ -170,11 +172,11 @@ class Agent:
         )
 
         def set_pod(pod: Pod) -> None:
-            desk.set_pod(pod)
+            service.set_pod(pod)
             daemon.set_pod(pod)
 
         def drop_pod(pod: Pod) -> None:
-            desk.drop_pod(pod)
+            service.drop_pod(pod)
             daemon.drop_pod(pod)
 
         pods = Reflector(
@@ -188,19 +190,19 @@ class Agent:
             clock=self._clock,
             random=self._random,
         )
-        mig = self._manager(desk, Gate(pods))
-        news = self._news(desk, recorder)
+        mig = self._manager(service, Gate(pods))
+        health = self._health_reporter(service, recorder)
 
         def set_node(seen: Node) -> None:
             self._on_node(seen)
             node.set_node(seen)
             if mig is not None:
                 mig.set_node(seen)
-            news.set_node(seen)
+            health.set_node(seen)
 
         def drop_node(seen: Node) -> None:
             node.drop_node(seen)
-            news.drop_node(seen)
+            health.drop_node(seen)
 
         nodes = Reflector(
             self._client,
@@ -213,30 +215,30 @@ class Agent:
             random=self._random,
         )
         async with asyncio.TaskGroup() as group:
-            self._open_stations(desk, group)
-            group.create_task(self._follow_devices(desk, node, news, group))
+            self._serve_plugins(service, group)
+            group.create_task(self._follow_devices(service, node, health, group))
             await self._introduced()
             group.create_task(pods.run())
             group.create_task(nodes.run())
             group.create_task(node.run())
             group.create_task(_once(pods.synced, node.check))
-            await self._rebuild(desk, pods)
-            group.create_task(desk.publisher.run())
-            group.create_task(self._follow_modes(desk, node))
-            group.create_task(self._reconcile(desk, pods, news))
+            await self._rebuild(service, pods)
+            group.create_task(service.publisher.run())
+            group.create_task(self._follow_modes(service, node))
+            group.create_task(self._reconcile(service, pods, health))
             group.create_task(recorder.run())
-            group.create_task(news.run())
+            group.create_task(health.run())
             if mig is not None:
                 group.create_task(mig.run())
 
-    def _manager(self, desk: Desk, gate: Gate) -> MigManager | None:
+    def _manager(self, service: DevicePluginService, gate: Gate) -> MigManager | None:
         """Who cuts the node's GPUs as its label says, if somebody can."""
-        tools, ledger = self._mig, desk.ledger
+        tools, ledger = self._mig, service.ledger
         if tools is None:
             return None
 
         def using() -> Mapping[str, str]:
-            return users(ledger.held(), desk.pods, ledger.gpus.gpus)
+            return users(ledger.held(), service.pods, ledger.gpus.gpus)
 
         def close(uuids: Collection[str]) -> bool:
             tools.backend.close(uuids)
@@ -261,65 +263,65 @@ class Agent:
             random=self._random,
         )
 
-    def _news(self, desk: Desk, recorder: EventRecorder) -> HealthNews:
+    def _health_reporter(self, service: DevicePluginService, recorder: EventRecorder) -> HealthReporter:
         """Who tells of the GPUs' health."""
 
         def holders() -> Mapping[str, Sequence[NodePod]]:
             found: dict[str, list[NodePod]] = {}
-            for holding in desk.ledger.held():
-                pod = desk.pods.get(holding.owner.uid) if holding.owner and holding.certain else None
+            for holding in service.ledger.held():
+                pod = service.pods.get(holding.owner.uid) if holding.owner and holding.certain else None
                 if pod is not None and pod.alive:
                     for uuid in dict.fromkeys(map(device_of, holding.gpus)):
                         found.setdefault(uuid, []).append(pod)
             return found
 
-        return HealthNews(
+        return HealthReporter(
             self._client,
             self._node,
             self._backend.found,
             recorder,
             holders=holders,
-            pods=lambda: frozenset(pod.key for pod in desk.pods.values() if pod.alive),
+            pods=lambda: frozenset(pod.key for pod in service.pods.values() if pod.alive),
             clock=self._clock,
             random=self._random,
         )
 
-    def _open_stations(self, desk: Desk, group: asyncio.TaskGroup) -> None:
+    def _serve_plugins(self, service: DevicePluginService, group: asyncio.TaskGroup) -> None:
         """Serve each resource that the node has. One that it has no more stays, and offers nothing.
 
         Memory is served even where there is none yet: its ids come with the first GPU that is free to share.
         """
-        served = {station.resource for station in self._stations}
-        for kind in kinds_of(desk.ledger.gpus):
+        served = {server.resource for server in self._servers}
+        for kind in kinds_of(service.ledger.gpus):
             if kind.resource not in served:
-                plugin = Plugin(kind, desk)
-                station = Station(plugin, self._folder, clock=self._clock, random=self._random)
-                self._stations = (*self._stations, station)
-                group.create_task(station.run())
+                plugin = ResourcePlugin(kind, service)
+                server = PluginServer(plugin, self._folder, clock=self._clock, random=self._random)
+                self._servers = (*self._servers, server)
+                group.create_task(server.run())
 
     async def _introduced(self) -> None:
         """Wait until kubelet knows the plugins, if it is there."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_SECONDS):
-                for station in self._stations:
-                    await station.known.wait()
+                for server in self._servers:
+                    await server.known.wait()
 
-    async def _rebuild(self, desk: Desk, pods: Reflector[Pod]) -> None:
-        """Learn what is given out already. Until then kubelet's questions wait (`Desk.rebuilt`)."""
-        self._lacks = desk.lacks = "the API server has not said yet which pods this node has"
+    async def _rebuild(self, service: DevicePluginService, pods: Reflector[Pod]) -> None:
+        """Learn what is given out already. Until then kubelet's questions wait."""
+        self._lacks = service.lacks = "the API server has not said yet which pods this node has"
         await pods.synced.wait()
         failures = 0
         while True:
             try:
-                await desk.reconcile()
+                await service.reconcile()
                 break
             except RpcError as error:
-                self._lacks = desk.lacks = f"kubelet does not say yet who holds what: {error}"
+                self._lacks = service.lacks = f"kubelet does not say yet who holds what: {error}"
             failures += 1
             await self._clock.sleep(REBUILD.delay(failures, self._random))
-        desk.sweep()
-        self._lacks = desk.lacks = ""
-        desk.rebuilt.set()
+        service.sweep()
+        self._lacks = service.lacks = ""
+        service.rebuilt.set()
         if not self._pod_folders.mounted:
             _log.warning(
                 "kubelet's folder of pods is not mounted: what runs on after a pod was deleted by force is "
@@ -328,56 +330,62 @@ class Agent:
             )
 
     async def _follow_devices(
-        self, desk: Desk, node: NodePublisher, news: HealthNews, group: asyncio.TaskGroup
+        self,
+        service: DevicePluginService,
+        node: NodePublisher,
+        health: HealthReporter,
+        group: asyncio.TaskGroup,
     ) -> None:
         while True:
             await self._backend.changed()
-            news.check()
+            health.check()
             try:
                 gpus = NodeGpus(self._backend.gpus(), self._unit)
                 check_unit(gpus)
-                desk.set_gpus(gpus, self._backend.plain())
-                desk.ledger.machine = self._backend.found().gpus
+                service.set_gpus(gpus, self._backend.plain())
+                service.ledger.machine = self._backend.found().gpus
             except InputError as error:
                 _log.warning(
                     "the GPUs have changed to what cannot be; they stay as they were", error=str(error)
                 )
                 continue
             try:
-                self._handing.publish()
+                self._injector.publish()
             except InputError as error:
                 _log.warning("the devices' CDI specification stays as it was", error=str(error))
             self._tell_devices(node)
-            self._open_stations(desk, group)
+            self._serve_plugins(service, group)
 
-    async def _follow_modes(self, desk: Desk, node: NodePublisher) -> None:
+    async def _follow_modes(self, service: DevicePluginService, node: NodePublisher) -> None:
         """GPUs change their mode when they are free, which nobody but the ledger knows."""
         while True:
-            await desk.settled.wait()
-            desk.settled.clear()
+            await service.settled.wait()
+            service.settled.clear()
             self._tell_devices(node)
 
     def _tell_devices(self, node: NodePublisher) -> None:
         """The list of devices is not what it was."""
         node.check()
-        for station in self._stations:
-            station.plugin.changed()
+        for server in self._servers:
+            server.plugin.changed()
 
-    async def _reconcile(self, desk: Desk, pods: Reflector[Pod], news: HealthNews) -> None:
+    async def _reconcile(
+        self, service: DevicePluginService, pods: Reflector[Pod], health: HealthReporter
+    ) -> None:
         """Release what is over: soon after a pod has ended, and every RECONCILE_SECONDS."""
         lingering = 0
         while True:
             pause = LINGER.delay(lingering, self._random) if lingering else RECONCILE_SECONDS
-            if await happened(desk.ended, self._clock, pause):
+            if await happened(service.ended, self._clock, pause):
                 lingering = 0
-            desk.ended.clear()
-            while (quiet := self._clock.monotonic() - desk.last_call) < QUIET_SECONDS:
+            service.ended.clear()
+            while (quiet := self._clock.monotonic() - service.last_call) < QUIET_SECONDS:
                 await self._clock.sleep(QUIET_SECONDS - quiet)
             with contextlib.suppress(RpcError):
-                await desk.release()
-            desk.sweep()
-            news.check()
-            lingering = lingering + 1 if desk.ledger.lingers(desk.pods) else 0
+                await service.release()
+            service.sweep()
+            health.check()
+            lingering = lingering + 1 if service.ledger.lingers(service.pods) else 0
 
 
 async def _once(event: asyncio.Event, act: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from gpuslice.cli.inspect.report import report
 from gpuslice.cluster.annotations import decode_gpus, encode_gpus
 from gpuslice.devices.availability import OK, Availability, closed, sick
 from gpuslice.devices.inventory import Gpu, NodeGpus
-from gpuslice.node.gauges import render
+from gpuslice.node.report.metrics import render
 from gpuslice.observe.metrics import Metrics
 from gpuslice.placement.verdict import Code
 from gpuslice.scheduler.explaining import explain

@@ -9,8 +9,8 @@ from gpuslice.errors import Conflict, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node
-from gpuslice.node.healthnews import CONDITION
-from gpuslice.node.publish import GFD_TIMESTAMP
+from gpuslice.node.report.healthreporter import CONDITION
+from gpuslice.node.report.publishing import GFD_TIMESTAMP
 
 ANNOTATIONS = (
     names.NODE_GPUS,

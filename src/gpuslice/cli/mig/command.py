@@ -17,7 +17,7 @@ from gpuslice.cli.node.command import show
 from gpuslice.cli.output import print_as
 from gpuslice.cli.process import run
 from gpuslice.errors import InputError
-from gpuslice.node.migexecutor import GpuPlan
+from gpuslice.node.mig.executor import GpuPlan
 
 T = TypeVar("T")
 Command = Callable[..., None]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from gpuslice.cli.output import Report
-from gpuslice.node.migexecutor import GpuPlan
+from gpuslice.node.mig.executor import GpuPlan
 from gpuslice.placement.migsteps import Action, Step
 
 _RESETS = "8."

@@ -17,9 +17,8 @@ from gpuslice.devices.miglayout import MigLayout
 from gpuslice.errors import GpuSliceError, InputError
 from gpuslice.node.discovery.driver import Driver
 from gpuslice.node.discovery.drivers import driver_of
-from gpuslice.node.kubeletapi import RpcError
-from gpuslice.node.kubeletholds import held_by_pods
-from gpuslice.node.migexecutor import (
+from gpuslice.node.kubelet.rpc import RpcError
+from gpuslice.node.mig.executor import (
     GpuPlan,
     MigExecutor,
     MigGoal,
@@ -27,8 +26,9 @@ from gpuslice.node.migexecutor import (
     MigResetNeeded,
     goals_of,
 )
-from gpuslice.node.migreset import reset_of
-from gpuslice.node.migsurvey import MigGpu, MigMachine, survey
+from gpuslice.node.mig.podusers import held_by_pods
+from gpuslice.node.mig.reset import reset_of
+from gpuslice.node.mig.survey import MigGpu, MigMachine, survey
 from gpuslice.placement.migrestore import plan_restore
 from gpuslice.placement.migsteps import MigPlan
 from gpuslice.placement.verdict import Verdict

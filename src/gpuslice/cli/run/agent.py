@@ -12,7 +12,7 @@ from gpuslice.cli.process import serve
 from gpuslice.cli.run import agentserver
 from gpuslice.config.nodeconfig import Fallback
 from gpuslice.errors import InputError
-from gpuslice.node.configuring import ConfigFiles
+from gpuslice.node.pluginconfig import ConfigFiles
 
 
 class _Root(click.ParamType[str]):

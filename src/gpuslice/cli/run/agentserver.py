@@ -17,16 +17,16 @@ from gpuslice.devices.xids import read_policy
 from gpuslice.kube.http import connected_later, own_namespace
 from gpuslice.kube.wire import Node
 from gpuslice.node.agent import Agent
-from gpuslice.node.configuring import Applying, ConfigFiles, ConfigFollower
 from gpuslice.node.discovery.backend import DiscoveredGpus
-from gpuslice.node.discovery.drivers import driver_of, keep_up, line_to, unit_of
+from gpuslice.node.discovery.drivers import driver_of, keep_up, unit_of, without_blocking
+from gpuslice.node.discovery.machine import read_machine
 from gpuslice.node.discovery.simulated import SimulatedDriver
-from gpuslice.node.featurewriter import FeatureWriter
-from gpuslice.node.handing import Handing
-from gpuslice.node.machine import read_machine
-from gpuslice.node.migmanager import MigTools
-from gpuslice.node.migreset import reset_of
-from gpuslice.node.migstrategy import StrategyLabel
+from gpuslice.node.inject.injector import Injector
+from gpuslice.node.mig.manager import MigTools
+from gpuslice.node.mig.reset import reset_of
+from gpuslice.node.mig.strategy import StrategyLabel
+from gpuslice.node.pluginconfig import Applying, ConfigFiles, ConfigFollower
+from gpuslice.node.report.featurewriter import FeatureWriter
 from gpuslice.observe.logging import setup
 
 _random = SystemRandom()
@@ -50,7 +50,7 @@ async def agent(
     clock = SystemClock()
     unit = unit_of(devices, memory_unit)
     driver = driver_of(devices, node)
-    policy, line = read_policy(os.environ), line_to(driver, clock=clock)
+    policy, line = read_policy(os.environ), without_blocking(driver, clock=clock)
     on_paper = isinstance(driver, SimulatedDriver)
     # This machine's kernel says nothing of GPUs on paper.
     machine = None if on_paper else read_machine
@@ -58,13 +58,13 @@ async def agent(
     backend = DiscoveredGpus(line, policy, clock, flags.mig_strategy, machine=machine)
     await backend.start()
     strategy = StrategyLabel(backend)
-    handing = Handing(flags, backend.found, new_token=lambda: str(uuid4()))
+    injector = Injector(flags, backend.found, new_token=lambda: str(uuid4()))
     async with connected_later(kubeconfig) as client, asyncio.TaskGroup() as group:
         if any(gpu.mig_devices or (gpu.mig and gpu.mig.current) for gpu in backend.found().gpus):
             # Else the label changes nothing yet, and kubelet waits.
             await strategy.read(client, node)
         features = FeatureWriter(client, node, own_namespace(), backend.labels, flags, clock=clock)
-        apply = Applying(backend, handing, options, os.environ, features)
+        apply = Applying(backend, injector, options, os.environ, features)
         group.create_task(keep_up(driver, devices, node, clock=clock))
         config = ConfigFollower(client, node, files, apply, clock=clock) if files else None
         if config is not None:
@@ -85,7 +85,7 @@ async def agent(
             kubelet_dir=kubelet_dir,
             unit=unit,
             labels=backend.labels if labels else None,
-            handing=handing,
+            injector=injector,
             simulated=backend.found if on_paper else None,
             mig=MigTools(driver, backend, reset_of(driver), mig_configs),
             on_node=on_node,

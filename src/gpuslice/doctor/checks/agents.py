@@ -18,7 +18,7 @@ from gpuslice.doctor.finding import Area, Finding, Level
 from gpuslice.doctor.objects import DaemonSet, Node, Pod
 from gpuslice.doctor.ours import failure
 from gpuslice.kube.wire import Taint, Toleration
-from gpuslice.node.healthnews import CONDITION
+from gpuslice.node.report.healthreporter import CONDITION
 
 SETTLED: Final = timedelta(seconds=30)
 """A kubelet writes its node's resources every ten seconds when they have changed."""

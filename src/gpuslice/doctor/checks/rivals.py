@@ -11,8 +11,8 @@ from gpuslice.doctor.facts import Facts
 from gpuslice.doctor.finding import Area, Finding, Level
 from gpuslice.doctor.objects import Node, Pod
 from gpuslice.errors import InputError
-from gpuslice.node.featuredaemon import CONTAINER as DAEMON
-from gpuslice.node.publish import GFD_TIMESTAMP
+from gpuslice.node.report.featuredaemon import CONTAINER as DAEMON
+from gpuslice.node.report.publishing import GFD_TIMESTAMP
 from gpuslice.units import parse_count
 
 PLUGINS: Final = (

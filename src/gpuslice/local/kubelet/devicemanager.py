@@ -17,7 +17,7 @@ from random import Random
 from typing import Final
 
 from gpuslice.errors import GpuSliceError
-from gpuslice.node.kubeletmessages import ContainerAllocation, Device
+from gpuslice.node.kubelet.messages import ContainerAllocation, Device
 
 STOP_GRACE_SECONDS: Final = 300.0
 """A plugin that is away for longer loses its resource's capacity too (endpointStopGracePeriod)."""

@@ -19,7 +19,7 @@ from typing import Literal
 
 from gpuslice.errors import GpuSliceError
 from gpuslice.local.kubelet.podspec import EnvSource, EnvVar, ResourceFieldRef, RunContainer, RunPod
-from gpuslice.node.kubeletmessages import ContainerAllocation
+from gpuslice.node.kubelet.messages import ContainerAllocation
 from gpuslice.units import parse_quantity
 
 Kind = Literal["configmap", "secret"]

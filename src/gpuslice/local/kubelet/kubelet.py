@@ -39,7 +39,7 @@ from gpuslice.local.kubelet.runtime import LocalProcesses, Simulated, process_en
 from gpuslice.local.kubelet.status import ContainerRecord
 from gpuslice.local.kubelet.statuswriter import StatusWriter
 from gpuslice.local.streams import ExecSession, LogOptions
-from gpuslice.node.kubeletapi import Server, serve_pod_resources
+from gpuslice.node.kubelet.rpc import Server, serve_pod_resources
 
 LEAST_GRACE: Final = 2.0
 """Seconds between SIGTERM and SIGKILL at least (minimumGracePeriodInSeconds)."""

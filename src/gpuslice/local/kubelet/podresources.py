@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from gpuslice.local.kubelet.devicemanager import Holding
 from gpuslice.local.kubelet.devices import Devices
 from gpuslice.local.kubelet.podspec import RunPod
-from gpuslice.node.kubeletapi import RpcCode, RpcError
-from gpuslice.node.kubeletmessages import ContainerDevices, ContainerResources, PodName, PodResources
+from gpuslice.node.kubelet.messages import ContainerDevices, ContainerResources, PodName, PodResources
+from gpuslice.node.kubelet.rpc import RpcCode, RpcError
 
 
 class Lister:

@@ -33,7 +33,7 @@ WAIT_SECONDS: Final = 0.5
 _log = structlog.get_logger(__name__)
 
 
-class Line(Protocol):
+class AsyncDriver(Protocol):
     """A `Driver` that is asked without holding up the event loop."""
 
     async def open(self) -> None:
@@ -52,8 +52,8 @@ class Line(Protocol):
         """The next event; None if there was none for a while, of at most LOOK_SECONDS."""
 
 
-class Threads:
-    """A `Line` to a driver whose calls block: each in a thread."""
+class ThreadedDriver:
+    """A driver whose calls block: each in a thread."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
@@ -87,14 +87,14 @@ class DiscoveredGpus:
 
     def __init__(
         self,
-        line: Line,
+        driver: AsyncDriver,
         policy: XidPolicy,
         clock: Clock,
         strategy: MigStrategy = MigStrategy.NONE,
         *,
         machine: Callable[[tuple[FoundGpu, ...]], Machine] | None = None,
     ) -> None:
-        self._line = line
+        self._driver = driver
         self._read_machine = machine
         self._configured = strategy
         self._told: MigStrategy | None = None
@@ -157,7 +157,7 @@ class DiscoveredGpus:
             return f"{' and '.join(sorted(gone))} is not there any more, or is used in another way"
         for gpu in [gpu for gpu in self._found.gpus if _devices(gpu) & set(uuids)]:
             try:
-                now = await self._line.look_at(gpu.uuid)
+                now = await self._driver.look_at(gpu.uuid)
             except DriverError as error:
                 said = f"GPU {gpu.index} ({gpu.uuid}): {error}"
             else:
@@ -234,8 +234,8 @@ class DiscoveredGpus:
         Raises DriverError if there is no driver to ask. A MIG strategy that cannot be met is no reason to
         end: instances do not outlive a reboot, and the agent is who makes them again.
         """
-        await self._line.open()
-        found = await self._line.look()
+        await self._driver.open()
+        found = await self._driver.look()
         self._health = Health(self._policy, found)
         self._found = self._health.found()
         self._offer()
@@ -271,8 +271,8 @@ class DiscoveredGpus:
             if self._refusals > 1:
                 await self._clock.sleep(LOOK_SECONDS)
             if self._refusals:
-                await self._line.listen()
-            event = await self._line.wait()
+                await self._driver.listen()
+            event = await self._driver.wait()
         except DriverError as error:
             # So it is when a GPU falls off the bus: look at once which one, then listen to the others.
             self._refusals += 1
@@ -289,8 +289,8 @@ class DiscoveredGpus:
         try:
             if missing and self._looked - self._opened >= REOPEN_SECONDS:
                 self._opened = self._looked
-                await self._line.open()
-            found = await self._line.look()
+                await self._driver.open()
+            found = await self._driver.look()
             self._broken = False
         except DriverError as error:
             if not self._broken:

@@ -7,11 +7,11 @@ from pathlib import Path
 from gpuslice.clock import Clock
 from gpuslice.config.devices import DevicesFile, find_machine
 from gpuslice.config.gpus import read_unit
-from gpuslice.node.discovery.backend import Line, Threads
+from gpuslice.node.discovery.backend import AsyncDriver, ThreadedDriver
 from gpuslice.node.discovery.driver import Driver
 from gpuslice.node.discovery.following import follow
 from gpuslice.node.discovery.nvml import NvmlDriver
-from gpuslice.node.discovery.simulated import PaperLine, SimulatedDriver
+from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
 from gpuslice.units import GIB, MemoryUnit
 
 
@@ -34,9 +34,9 @@ def unit_of(devices: Path | None, wanted: str | None) -> MemoryUnit:
     return read_unit(DevicesFile.load(devices).spec.memory_unit, "spec.memoryUnit")
 
 
-def line_to(driver: Driver, *, clock: Clock) -> Line:
+def without_blocking(driver: Driver, *, clock: Clock) -> AsyncDriver:
     """The way to ask it without holding up the event loop."""
-    return PaperLine(driver) if isinstance(driver, SimulatedDriver) else Threads(driver, clock)
+    return DirectDriver(driver) if isinstance(driver, SimulatedDriver) else ThreadedDriver(driver, clock)
 
 
 async def keep_up(driver: Driver, devices: Path | None, node: str, *, clock: Clock) -> None:

@@ -23,7 +23,7 @@ from gpuslice.devices.migspace import space_of
 from gpuslice.node.discovery.driver import Changed, DriverError, Trouble, Xid
 
 PATIENCE_SECONDS: Final = 10.0
-"""How long a line waits for an event."""
+"""How long a driver waits for an event."""
 
 _NAMESPACE: Final = uuid.UUID("2f4a7d5e-98c1-5b0d-8d0e-5a5f3c1b7e42")
 OFF_THE_BUS: Final = "the GPU has fallen off the bus or does not answer"
@@ -243,8 +243,8 @@ class SimulatedDriver:
         self.on_news()
 
 
-class PaperLine:
-    """A `Line` to a simulated driver, without threads: one process may simulate a thousand machines."""
+class DirectDriver:
+    """A simulated driver asked directly: one process may simulate a thousand machines."""
 
     def __init__(self, driver: SimulatedDriver) -> None:
         self._driver = driver

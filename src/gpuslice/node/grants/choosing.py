@@ -1,0 +1,292 @@
+"""Which ids a container should get: GetPreferredAllocation's question, answered from values. Pure.
+
+The scheduler's plan is followed if it can be; a container without one, or whose planned GPU has no room any
+more, goes where the placement engine puts it, beside what other pods were promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpuslice.devices.availability import closed
+from gpuslice.devices.found import FoundGpu
+from gpuslice.devices.inventory import Apart, NodeGpus
+from gpuslice.devices.preferred import nearest
+from gpuslice.devices.sharing import device_of
+from gpuslice.node.grants.deviceids import DeviceIds
+from gpuslice.node.grants.held import Held, Owner, Refusal, Wish
+from gpuslice.node.grants.nodepod import NodePod
+from gpuslice.placement.node import place
+from gpuslice.placement.room import GpuRoom
+from gpuslice.placement.verdict import Verdict
+from gpuslice.placement.whole import pick
+from gpuslice.requests.kinds import Kind
+from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
+
+_NOT_OFFERED: Final = closed("the kubelet does not offer it")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which `size` ids of a kind a container should get, and what that depends on.
+
+    `available` is what the kubelet offers, `held` what others have. `machine` says which GPUs are near to
+    each other, where that is known.
+    """
+
+    ids: DeviceIds
+    kind: Kind
+    size: int
+    available: Collection[str]
+    pods: Mapping[str, NodePod]
+    held: Sequence[Held]
+    machine: Sequence[FoundGpu] = ()
+    free: Mapping[str, Sequence[str]] = field(init=False)
+    """The ids that may be given out, by the UUID of their GPU: it is available and in the right mode."""
+
+    def __post_init__(self) -> None:
+        taken: set[str] = set()
+        shut: set[str] = {gpu.uuid for gpu in self.gpus.gpus if not gpu.available}
+        for holding in self.held:
+            if holding.kind == self.kind:
+                taken |= holding.ids
+            if holding.kind != self.kind or self.kind.whole:
+                shut |= holding.gpus.keys()
+        found = self.ids.per_gpu(self.kind, [one for one in self.available if one not in taken])
+        object.__setattr__(self, "free", {uuid: ids for uuid, ids in found.items() if uuid not in shut})
+
+    @property
+    def gpus(self) -> NodeGpus:
+        return self.ids.gpus
+
+    def say(self, count: int) -> str:
+        """So much of that kind, for a sentence."""
+        return self.kind.say(self.gpus, count)
+
+    def take(self, gpus: Sequence[str]) -> tuple[str, ...] | None:
+        """Equal parts from each of these GPUs, or None if one has not enough."""
+        if not gpus or self.size % len(gpus):
+            return None
+        each = self.size // len(gpus)
+        if any(len(self.free.get(uuid, ())) < each for uuid in gpus):
+            return None
+        return tuple(device_id for uuid in gpus for device_id in self.free[uuid][:each])
+
+    def rooms(self, but: str = "") -> list[GpuRoom]:
+        """What is left of each GPU once every planned pod but that one has come into its own."""
+        promised, busy = self._promised(but)
+        rooms = []
+        for gpu in self.gpus.gpus:
+            spare = len(self.free.get(gpu.uuid, ()))
+            # What the kubelet does not offer is no choice, however little it is.
+            offered = spare or not self.kind.whole or gpu.uuid in busy
+            rooms.append(
+                GpuRoom(
+                    gpu.index,
+                    gpu.uuid,
+                    self.kind.mib(self.gpus, gpu.uuid, spare) - promised.get(gpu.uuid, 0),
+                    gpu.memory_mib,
+                    int(gpu.uuid in busy),
+                    gpu.availability if offered else _NOT_OFFERED,
+                    gpu.resource,
+                    gpu.parent,
+                    gpu.shareable,
+                    gpu.apart,
+                    gpu.packed,
+                )
+            )
+        return rooms
+
+    def _promised(self, but: str) -> tuple[Mapping[str, int], Collection[str]]:
+        """MiB of each GPU that pods are still to get, and the GPUs that are held or promised."""
+        promised: dict[str, int] = {}
+        busy: set[str] = {uuid for holding in self.held for uuid in holding.gpus}
+        # Ids of another plugin (gpushare's, before us) name no GPU: where their pod is only its record says.
+        owned = {holding.owner for holding in self.held if holding.gpus}
+        for pod in self.pods.values():
+            if pod.uid == but or not pod.alive or pod.planned is None:
+                continue
+            if all(Owner(pod.uid, container.name) in owned for container in pod.request.containers):
+                continue
+            for charge in pod.planned.charges(pod.request):
+                has = sum(
+                    self.gpus.unit.to_mib(holding.gpus.get(charge.gpu, 0))
+                    for holding in self.held
+                    if holding.owner and holding.owner.uid == pod.uid and not holding.kind.whole
+                )
+                promised[charge.gpu] = promised.get(charge.gpu, 0) + max(0, charge.mib - has)
+                busy.add(charge.gpu)
+        return promised, busy
+
+
+def beside(question: Question, kept: Sequence[str]) -> tuple[str, ...] | Refusal:
+    """Ids for a container that must include those its pod's init containers leave to it (`kept`)."""
+    where = question.ids.per_gpu(question.kind, kept)
+    shut = [gpu for uuid in where if (gpu := question.gpus.find(uuid)) is not None and not gpu.available]
+    if shut:
+        return Refusal(f"GPU {shut[0].index}, which the pod's init container used, is {shut[0].availability}")
+    missing = question.size - len(kept)
+    if question.kind.whole:
+        spare = _more(question, kept, missing)
+    elif len(where) == 1:
+        spare = [one for one in question.free.get(next(iter(where)), ()) if one not in kept]
+    else:
+        return Refusal(
+            "the init containers of this pod hold ids of several GPUs; delete the pod and start it again"
+        )
+    if len(spare) < missing:
+        return Refusal(
+            f"the container needs {question.say(missing)} beside what its pod's init container leaves to it, "
+            f"but only {question.say(len(spare))} are free there"
+        )
+    return (*kept, *spare[:missing])
+
+
+def choose(question: Question, wishes: Sequence[Wish]) -> tuple[tuple[str, ...], Owner | None] | Refusal:
+    """The ids and the container that they are probably for, or why there are none.
+
+    Where nobody planned it, whole GPUs are near to each other.
+    """
+    if not question.kind.whole and (safe := _safe_for_all(question, wishes)):
+        return safe
+    for wish in wishes:
+        for gpus in _favourites(question, wish):
+            if gpus != wish.planned:
+                # Not where it was planned: what others were promised there stays theirs.
+                least = question.gpus.unit.to_mib(question.size)
+                if any(r.uuid in gpus and r.free_mib < least for r in question.rooms(wish.pod.uid)):
+                    continue
+            if (taken := question.take(gpus)) is not None:
+                return taken, wish.owner
+    stranger = PodRequest((ContainerRequest("", Role.APP, question.kind, question.size),))
+    for asking in wishes or (None,):
+        request = _rest(asking, question.kind) if asking else stranger
+        rooms = question.rooms(asking.pod.uid if asking else "")
+        placed = place(request, question.gpus.unit, rooms)
+        if isinstance(placed, Verdict):
+            continue
+        gpus = tuple(grant.gpu for grant in placed.of(request.containers[0].name))
+        if (taken := question.take(_near(question, rooms, gpus))) is not None:
+            return taken, asking.owner if asking else None
+    return _why_not(question, wishes)
+
+
+def _near(
+    question: Question, rooms: Sequence[GpuRoom], gpus: tuple[str, ...], kept: Collection[str] = ()
+) -> tuple[str, ...]:
+    """As many whole GPUs, the nearest to each other that are free; `kept` are there already."""
+    uuids = {gpu.uuid for gpu in question.machine if gpu.links}
+    wanted = {*gpus, *kept}
+    if not question.kind.whole or len(wanted) < 2 or not wanted <= uuids:
+        return gpus
+    free = [room.uuid for room in _untouched(question, rooms)]
+    found = nearest(question.machine, free, kept, len(wanted))
+    return tuple(uuid for uuid in found if uuid not in kept)
+
+
+def _untouched(question: Question, rooms: Sequence[GpuRoom]) -> list[GpuRoom]:
+    return [room for room in rooms if question.kind.is_offered_by(room) and room.untouched]
+
+
+def _more(question: Question, kept: Sequence[str], missing: int) -> Sequence[str]:
+    """Ids for a container beside those that it has, not promised to other pods if that can be."""
+    asking = ContainerRequest("", Role.APP, question.kind, missing)
+    pod = next((h.owner.uid for h in question.held if h.owner and h.ids & frozenset(kept)), "")
+    for alone in (False, True):
+        rooms = (replace(question, pods={}) if alone else question).rooms(pod)
+        untouched = _untouched(question, rooms)
+        if len(untouched) >= missing and (chosen := pick([asking], untouched, rooms, beside=kept)):
+            return _near(question, rooms, tuple(room.uuid for room in chosen[0]), kept)
+    return ()
+
+
+def _safe_for_all(question: Question, wishes: Sequence[Wish]) -> tuple[tuple[str, ...], Owner] | None:
+    """A GPU that is right whichever of these containers is asking, if an init container is among them.
+
+    What a pod's init container gets binds the containers after it to that GPU, and they may need more. So
+    containers of this size are not interchangeable: where another was planned, the pod may not fit.
+    None if there is no doubt, or no such GPU.
+    """
+    needs = [_need_here(wish) for wish in wishes]
+    if len(set(needs)) < 2 or any(wish.container.across > 1 for wish in wishes):
+        return None
+    rooms = question.rooms()
+    planned = [uuid for wish in wishes for uuid in wish.planned]
+    rest = [room.uuid for room in sorted(rooms, key=lambda room: (room.free_mib, room.index))]
+    left = {room.uuid: room.free_mib for room in rooms if room.available}
+    for uuid in dict.fromkeys(planned + rest):
+        taken = question.take((uuid,))
+        if taken is not None and all(
+            left.get(uuid, 0) + _promised_to(wish.pod, uuid) >= question.gpus.unit.to_mib(need)
+            for wish, need in zip(wishes, needs, strict=True)
+        ):
+            # An init container shows itself by the next call, which takes its ids over; the others do not.
+            modest = [wish for wish, need in zip(wishes, needs, strict=True) if need == min(needs)]
+            return taken, next((w.owner for w in modest if w.planned == (uuid,)), modest[0].owner)
+    return None
+
+
+def _need_here(wish: Wish) -> int:
+    """Units that must be free on the GPU of this container: for an init container, those of its whole pod."""
+    if wish.container.role is not Role.INIT:
+        return wish.container.units
+    return _rest(wish, wish.container.kind).units
+
+
+def _promised_to(pod: NodePod, uuid: str) -> int:
+    """MiB of a GPU that were planned for a pod."""
+    charges = pod.planned.charges(pod.request) if pod.planned else ()
+    return sum(charge.mib for charge in charges if charge.gpu == uuid and not charge.whole)
+
+
+def _favourites(question: Question, wish: Wish) -> list[tuple[str, ...]]:
+    """GPUs to try: where the pod's other containers are already, then where it was planned."""
+    if wish.pod.planned is None:
+        return []
+    planned = wish.planned
+    mine = {
+        uuid
+        for holding in question.held
+        if holding.kind == question.kind and holding.owner and holding.owner.uid == wish.pod.uid
+        for uuid in holding.gpus
+    }
+    together = len(set(wish.pod.planned.gpus)) == 1 and not question.kind.whole
+    if together and len(mine) == 1 and wish.container.across == 1 and (*mine,) != planned:
+        return [(*mine,), planned]
+    return [planned]
+
+
+def _rest(wish: Wish, kind: Kind) -> PodRequest:
+    """A container and those of its pod that come after it."""
+    later = wish.pod.request.containers[wish.position :]
+    return PodRequest(tuple(container for container in later if container.kind == kind))
+
+
+def _why_not(question: Question, wishes: Sequence[Wish]) -> Refusal:
+    across = wishes[0].container.across if wishes else 1
+    size, free, kind = question.size, question.free, question.kind
+    if kind.whole:
+        gpus = question.gpus.gpus
+        of_kind = sum(map(kind.is_offered_by, gpus))
+        apart = {g.apart for g in gpus if g.uuid in free} - {Apart.NO}
+        if apart and size > 1 and len(free) >= size:
+            return Refusal(
+                f"invalid request: maximum request size for shared resources is 1; found {size}"
+                if Apart.ALONE in apart
+                else f"the container asks for {size} {kind.resource}, which are to be of as many different "
+                f"GPUs; {len({device_of(uuid) for uuid in free})} have one that is free and not promised to "
+                "others"
+            )
+        return Refusal(
+            f"the container asks for {question.say(size)}, but {len(free)} of this node's "
+            f"{of_kind} are available, free of shares and not promised to other pods"
+        )
+    each = size // across
+    most = max((len(mine) for mine in free.values()), default=0)
+    where = f"on each of {across} GPUs" if across > 1 else "of one GPU"
+    return Refusal(
+        f"the container asks for {question.say(each)} {where}, but no such room is left on this node: the "
+        f"GPU with the most has {question.say(most)} free, part of which may be promised to other pods"
+    )

@@ -1,0 +1,441 @@
+"""The ledger: which ids are given out, from Allocate until nobody has them. The heart of the agent, pure.
+
+A kubelet asks for ids without saying for whom, in no useful order, and sometimes offers ids that are in
+use. So the ledger keeps what Allocate gave out until pod-resources and the API server agree that the pod is
+gone, and until its processes are, which both forget if it is deleted by force; it guesses the owner at first
+(`choosing`) and learns it from pod-resources before any process of the container runs (`identity`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gpuslice.devices.found import FoundGpu
+from gpuslice.devices.inventory import Gpu, NodeGpus
+from gpuslice.node.grants import identity
+from gpuslice.node.grants.choosing import Question, beside, choose
+from gpuslice.node.grants.deviceids import DeviceIds
+from gpuslice.node.grants.held import (
+    Held,
+    Owner,
+    Refusal,
+    Unsure,
+    Wish,
+    inits,
+    is_init,
+    is_over,
+    waiting,
+    wishes,
+)
+from gpuslice.node.grants.nodepod import NodePod
+from gpuslice.node.grants.table import GrantTable
+from gpuslice.node.grants.transition import settle
+from gpuslice.node.kubelet.messages import PodResources
+from gpuslice.requests.allocation import Allocation
+from gpuslice.requests.kinds import Kind
+from gpuslice.requests.pod import Role
+
+_NONE: Final[frozenset[str]] = frozenset()
+SETTLED_SECONDS: Final = 10.0
+"""After Allocate a kubelet needs a moment to write down what it gave out; by then it surely has."""
+STRANGER_SECONDS: Final = 60.0
+"""How long ids are kept that a kubelet does not list and for which no pod is known."""
+
+
+class Ledger:
+    """What is given out on one node. `pods` in the questions are the pods bound to it, by uid."""
+
+    def __init__(self, gpus: NodeGpus) -> None:
+        self._table = GrantTable(gpus)
+        self._wanted = gpus
+        self._plain: Sequence[Gpu] = gpus.gpus
+        self.machine: Sequence[FoundGpu] = ()
+        """The GPUs with what is known of their neighbourhood."""
+        self.lingering: Collection[str] = frozenset()
+        """Uids of pods that the API server has no more while their processes may run on."""
+        self._current = ""
+        self._over: list[Held] = []
+        self._displaced: list[Held] = []
+        self._preferred: tuple[Kind, frozenset[str], Owner | None] | None = None
+
+    @property
+    def ids(self) -> DeviceIds:
+        return self._table.ids
+
+    @property
+    def gpus(self) -> NodeGpus:
+        return self._table.ids.gpus
+
+    def set_gpus(self, gpus: NodeGpus, plain: Sequence[Gpu] | None = None) -> None:
+        """The node's GPUs have changed, their health, or how they are announced.
+
+        `plain`: the devices as they would be if none were shared; None: so they are.
+        """
+        self._wanted, self._plain = gpus, gpus.gpus if plain is None else plain
+        self._settle()
+
+    def _settle(self) -> None:
+        """Close what is held in another way than it is announced; open what has become free."""
+        settled = settle(self._wanted, self._plain, self.gpus, self._table.held())
+        if settled != self.gpus:
+            self._table.ids = DeviceIds(settled)
+            self._table.locate()
+
+    @property
+    def calls(self) -> int:
+        """How many calls of the kubelet there were: it makes them one after the other."""
+        return self._table.calls
+
+    def held(self) -> list[Held]:
+        """Everything that is given out, in the order of the kubelet's calls."""
+        return self._table.held()
+
+    def take_touched(self) -> set[str]:
+        """Uids of the pods of which something else is known than when this was last asked."""
+        return self._table.take_touched()
+
+    def planned(self, pod: NodePod) -> Allocation | None:
+        """Where a pod's containers are meant to be: the scheduler's plan with the parts that were swapped."""
+        return self._table.planned(pod)
+
+    def held_by(self, uid: str) -> list[Held]:
+        """What a pod is taken to hold, whether it is certain or not."""
+        return self._table.held_by(uid)
+
+    def is_swapped(self, uid: str) -> bool:
+        """True if a pod's plan is not what its scheduler wrote."""
+        return self._table.is_swapped(uid)
+
+    # --- the kubelet's questions ------------------------------------------------------------------
+    def prefer(
+        self,
+        kind: Kind,
+        available: Collection[str],
+        must_include: Collection[str],
+        size: int,
+        pods: Mapping[str, NodePod],
+    ) -> tuple[str, ...] | Refusal:
+        """Exactly `size` ids, or why not: a short answer would be filled up with ids of other GPUs."""
+        self._table.calls += 1
+        self._preferred = None
+        pods = self._table.replanned(pods)
+        held = [h for h in self._table.held() if not is_over(h, pods)]
+        ghosts = [h for h in (*self._table.held(), *self._displaced) if self._lingers(h)]
+        question = Question(self.ids, kind, size, available, pods, (*held, *ghosts), self.machine)
+        answer = self._answer(question, must_include)
+        if isinstance(answer, Refusal) and ghosts:
+            # Who gets theirs has to wait at its start until they have ended, which is better than none.
+            answer = self._answer(replace(question, held=held), must_include)
+        return answer
+
+    def _answer(self, question: Question, must_include: Collection[str]) -> tuple[str, ...] | Refusal:
+        if must_include:
+            return beside(question, sorted(must_include))
+        chosen = choose(question, self._wishes(question.kind, question.size, question.pods))
+        if isinstance(chosen, Refusal):
+            return chosen
+        self._preferred = (question.kind, frozenset(chosen[0]), chosen[1])
+        return chosen[0]
+
+    def is_doubtful(self, pods: Mapping[str, NodePod]) -> bool:
+        """True if what was preferred last is for nobody known, or not where the scheduler counts it.
+
+        Either may come from ids that are held for a container that does not have them.
+        """
+        if self._preferred is None:
+            return False
+        kind, ids, owner = self._preferred
+        pod = pods.get(owner.uid) if owner else None
+        if owner is None or pod is None:
+            return True
+        plan = self.planned(pod)
+        gpus = self.ids.per_gpu(kind, ids)
+        return plan is not None and {grant.gpu for grant in plan.of(owner.container)} != set(gpus)
+
+    def expects(self, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> bool:
+        """True if a container that asks for that much is known to wait."""
+        return any(True for _ in waiting(pods, self._table.held(), kind, size))
+
+    def allocate(
+        self, kind: Kind, ids: Collection[str], pods: Mapping[str, NodePod], now: float
+    ) -> Held | Refusal:
+        """Write down that these ids are given out. `now` in monotonic seconds."""
+        self._table.calls += 1
+        pods = self._table.replanned(pods)
+        wanted = frozenset(ids)
+        gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(kind, wanted).items()}
+        if not wanted or sum(gpus.values()) < len(wanted):
+            unknown = (one for one in ids if self.ids.gpu(kind, one) is None)
+            return Refusal(
+                f'invalid allocation request for "{kind.resource}": invalid request: unknown device: '
+                f"{next(unknown, 'none')}; kubelet's list of ids is too old"
+            )
+        refusal = self._closed(kind, gpus, pods)
+        if refusal is not None:
+            return refusal
+        shared = [h for h in self._table.held() if h.kind == kind and h.ids & wanted]
+        for holding in [h for h in shared if is_over(h, pods)]:
+            # The API server says that its pod is over, and the kubelet by giving its ids to another.
+            shared.remove(holding)
+            self._table.release(holding)
+            (self._displaced if self._lingers(holding) else self._over).append(holding)
+        if shared:
+            owner = self._heir(shared, kind, len(wanted), pods)
+            if owner is None:
+                return Refusal(
+                    f"kubelet gives out {len(wanted)} ids of which {self._whose(shared[0], pods)} holds "
+                    "some; they are not given to two, the pod has to be made anew"
+                )
+            if not kind.whole and len(gpus) > 1:
+                return self._scattered(gpus, len(wanted))
+        else:
+            found = self._claim(kind, wanted, gpus, pods)
+            if isinstance(found, Refusal):
+                return found
+            owner = found
+        self._preferred = None
+        if owner is not None:
+            self._current = owner.uid
+        return self._table.write(kind, wanted, owner, certain=False, now=now)
+
+    def withdraw(self, holding: Held) -> None:
+        """Allocate failed after all: the kubelet does not get these ids."""
+        self._table.release(holding)
+
+    # --- who is it --------------------------------------------------------------------------------
+    def identify(
+        self,
+        kind: Kind,
+        ids: Collection[str],
+        listing: Iterable[PodResources],
+        pods: Mapping[str, NodePod],
+        now: float,
+        *,
+        fresh: bool,
+    ) -> identity.Identity | Unsure | Refusal:
+        """Whose container is about to start with these ids; see `identity.identify`."""
+        return identity.identify(self._table, kind, ids, listing, pods, now, fresh=fresh)
+
+    def sharing(self, found: identity.Identity) -> list[str]:
+        """The containers of a pod that have exactly these ids, in the order of their start.
+
+        Also init containers of that size of which nothing is known: a former run of the agent wrote theirs.
+        """
+        held, uid = found.held, found.pod.uid
+        known = {h.owner.container: h for h in self._table.held_by(uid) if h.certain and h.owner}
+        same = {name for name, h in known.items() if (h.kind, h.ids) == (held.kind, held.ids)}
+        lost = {o.container for o in inits((), held.kind, len(held.ids), [found.pod])} - known.keys()
+        order = [c.name for c in found.pod.request.containers]
+        return sorted({found.container} | same | lost, key=order.index)
+
+    def doubt(self, uid: str) -> None:
+        """The API server says that this incarnation is gone: who was taken for it may be its successor."""
+        for holding in self.held():
+            if holding.owner is not None and holding.owner.uid == uid:
+                self._table.change(holding, None, certain=False)
+
+    # --- giving back ------------------------------------------------------------------------------
+    def reconcile(
+        self,
+        listing: Iterable[PodResources],
+        pods: Mapping[str, NodePod],
+        calls: int,
+        now: float,
+        *,
+        fresh: bool,
+        complete: bool = True,
+    ) -> list[Held]:
+        """Release what pod-resources and the API server agree is over; returns what was released.
+
+        `calls`: what `self.calls` was when the listing was asked for. A grant of an earlier call is known
+        to the kubelet by then, since it makes its calls one after the other. `fresh`: `pods` was read from
+        the API server after that call, so it has every pod that the kubelet may have admitted. Unless `pods`
+        is `complete` nothing is released because no pod is known that has it.
+        """
+        listing = list(listing)
+        identity.learn(self._table, listing, pods, now)
+        in_use: dict[str, set[str]] = {}
+        for entry in listing:
+            for container in entry.containers:
+                for devices in container.devices:
+                    in_use.setdefault(devices.resource, set()).update(devices.ids)
+        released, self._over = self._over, []
+        released += self._settle_displaced()
+        for holding in self.held():
+            if holding.ids & in_use.get(holding.kind.resource, _NONE):
+                continue
+            if not holding.certain and holding.call >= calls and now - holding.since < SETTLED_SECONDS:
+                continue
+            if not (holding.certain or complete or fresh) or self._may_live(holding, pods, now, fresh=fresh):
+                continue
+            self._table.release(holding)
+            released.append(holding)
+        self._table.forget_plans(pods)
+        self._settle()
+        return released
+
+    def lingers(self, pods: Mapping[str, NodePod]) -> bool:
+        """True if something is kept only because it has not ended on the node, or may be a pod's to come."""
+        over = any(is_over(holding, pods) for holding in self._table.held())
+        return bool(self._displaced) or over or self.has_strangers(pods)
+
+    def has_strangers(self, pods: Mapping[str, NodePod]) -> bool:
+        """True if ids are given out and no pod is known that may have them."""
+        return any(
+            not holding.certain and (holding.owner is None or holding.owner.uid not in pods)
+            for holding in self._table.held()
+        )
+
+    # --- inside -----------------------------------------------------------------------------------
+    def _lingers(self, holding: Held) -> bool:
+        """True if its pod is gone but for its processes. One that is not certain has started none."""
+        return holding.certain and holding.owner is not None and holding.owner.uid in self.lingering
+
+    def _settle_displaced(self) -> list[Held]:
+        """What has ended since its ids were given to others. Of the rest, what nobody has is the holder's."""
+        waiting, self._displaced = self._displaced, []
+        ended = [holding for holding in waiting if not self._lingers(holding)]
+        for holding in waiting:
+            if holding in ended:
+                continue
+            if any(h.kind == holding.kind and h.ids & holding.ids for h in self._table.held()):
+                self._displaced.append(holding)
+            else:
+                self._table.put_back(holding)
+        return ended
+
+    def _may_live(self, holding: Held, pods: Mapping[str, NodePod], now: float, *, fresh: bool) -> bool:
+        """True if ids that pod-resources does not list may be somebody's all the same.
+
+        Only those of ordinary init containers are never listed. So who was taken for the owner and is
+        another kind of container did not get these ids: it waits still. The one that got them is gone, or is
+        an init container; which can be ruled out if all pods are known.
+        """
+        pod = pods.get(holding.owner.uid) if holding.owner else None
+        alive = pod is not None and pod.alive
+        if holding.certain:
+            return alive or self._lingers(holding)
+        if pod is not None and alive and is_init(pod, holding.owner):
+            return True
+        explained = fresh or (holding.owner is not None and not alive)
+        if alive and holding.owner is not None:
+            self._table.replan(holding.owner, tuple(holding.gpus))
+            self._table.change(holding, None, certain=False)
+        owned = {h.owner for h in self._table.held()}
+        living = [pod for pod in pods.values() if pod.alive]
+        candidates = inits(self._table.held(), holding.kind, len(holding.ids), living)
+        if explained and all(owner in owned for owner in candidates):
+            return False
+        return now - holding.since < STRANGER_SECONDS
+
+    def _wishes(self, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> list[Wish]:
+        return wishes(pods, self._table.held(), kind, size, self._current)
+
+    def _waits(self, owner: Owner, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> bool:
+        """True if that container is still without its ids."""
+        mine = {owner.uid: pod} if (pod := pods.get(owner.uid)) else {}
+        return any(wish.owner == owner for wish, _ in waiting(mine, self._table.held(), kind, size))
+
+    def _closed(self, kind: Kind, gpus: Mapping[str, int], pods: Mapping[str, NodePod]) -> Refusal | None:
+        """Why one of these GPUs must not give out anything of this kind."""
+        for uuid in gpus:
+            gpu = self.gpus.find(uuid)
+            if gpu is None:
+                return Refusal(f"GPU {uuid} is not there any more and gets no container")
+            if not gpu.available:
+                return Refusal(f"GPU {gpu.index} gets no container; it is {gpu.availability}")
+            if any(uuid in h.gpus and h.kind != kind and not is_over(h, pods) for h in self._table.held()):
+                how = "shared" if kind.whole else "held whole"
+                return Refusal(
+                    f"GPU {gpu.index} is {how} by another container; it can be used in one way only"
+                )
+        return None
+
+    def _heir(
+        self, shared: Sequence[Held], kind: Kind, size: int, pods: Mapping[str, NodePod]
+    ) -> Owner | None:
+        """The container that takes over ids of its pod's init containers, or None if that is impossible.
+
+        A kubelet serves one pod at a time, so what it gave out since must belong to the same pod.
+        """
+        uids = {h.owner.uid if h.owner else "" for h in shared}
+        pod = pods.get(next(iter(uids))) if len(uids) == 1 else None
+        if pod is not None and all(is_init(pod, h.owner) for h in shared):
+            found = next((w for w in self._wishes(kind, size, pods) if w.pod.uid == pod.uid), None)
+            if found is not None:
+                return found.owner
+        first = min(h.call for h in shared)
+        for candidate in sorted(pods.values(), key=lambda p: (p.since, p.key)):
+            run = self._run(candidate, shared, first, kind, size)
+            if run:
+                containers = candidate.request.containers
+                for holding, container in zip(run, containers, strict=False):
+                    owner = Owner(candidate.uid, container.name)
+                    self._table.hand_over(holding, owner, pods)
+                    self._table.give(holding.serial, owner, certain=False)
+                return Owner(candidate.uid, containers[len(run)].name)
+        return None
+
+    def _run(
+        self, pod: NodePod, shared: Sequence[Held], first: int, kind: Kind, size: int
+    ) -> list[Held] | None:
+        """The latest grants, if they can be those of this pod's first containers and these its next ids."""
+        if not pod.alive:
+            return None
+        latest = sorted(self._table.held(), key=lambda h: h.call)
+        least = sum(h.call >= first for h in latest)
+        containers = pod.request.containers
+        for count in range(least, min(len(latest), len(containers) - 1) + 1):
+            run = latest[len(latest) - count :]
+            fits = all(
+                not h.certain and c.count(h.kind) == len(h.ids) for h, c in zip(run, containers, strict=False)
+            )
+            lent = all(
+                c.role is Role.INIT
+                for h, c in zip(run, containers, strict=False)
+                if any(h.serial == s.serial for s in shared)
+            )
+            if fits and lent and containers[count].count(kind) == size:
+                return run
+        return None
+
+    def _claim(
+        self, kind: Kind, ids: frozenset[str], gpus: Mapping[str, int], pods: Mapping[str, NodePod]
+    ) -> Owner | Refusal | None:
+        """Who gets ids that nobody holds: the container that they were chosen for, or whom they suit."""
+        if self._preferred is not None and self._preferred[:2] == (kind, ids):
+            meant = self._preferred[2]
+            if meant is None or self._waits(meant, kind, len(ids), pods):
+                return meant
+        asking = self._wishes(kind, len(ids), pods)
+        if kind.whole:
+            return asking[0].owner if asking else None
+        even = len(set(gpus.values())) == 1
+        suited = [wish for wish in asking if even and wish.container.across == len(gpus)]
+        if len(gpus) > 1 and not suited:
+            return self._scattered(gpus, len(ids))
+        if asking and not suited:
+            return Refusal(
+                f"the container is to have its memory on {asking[0].container.across} GPUs, but kubelet "
+                "gives out all that is left, which is on one"
+            )
+        planned = [wish for wish in suited if set(wish.planned) == set(gpus)]
+        best = next(iter(planned or suited), None)
+        return best.owner if best else None
+
+    def _scattered(self, gpus: Mapping[str, int], size: int) -> Refusal:
+        parts = ", ".join(
+            f"{self.gpus.unit.say(count)} on GPU {gpu.index}"
+            for uuid, count in gpus.items()
+            if (gpu := self.gpus.find(uuid)) is not None
+        )
+        return Refusal(
+            f"the container asks for {self.gpus.unit.say(size)} of one GPU's memory, but what is left lies "
+            f"apart: {parts}"
+        )
+
+    def _whose(self, holding: Held, pods: Mapping[str, NodePod]) -> str:
+        pod = pods.get(holding.owner.uid) if holding.owner else None
+        return f"pod {pod.key}" if pod else "a pod that has not ended yet"

@@ -1,0 +1,1 @@
+"""What passes between the agent and its kubelet: gRPC, messages, sockets, folders."""

@@ -1,0 +1,35 @@
+"""kubelet's list of who holds what, no older than the call that needs it.
+
+Containers start by the dozen, each with a list that knows of it: those that wait share one question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from gpuslice.node.kubelet.messages import PodResources
+
+
+class PodResourcesLister:
+    """`ask` is the question to pod-resources; one is under way at a time."""
+
+    def __init__(self, ask: Callable[[], Awaitable[Sequence[PodResources]]]) -> None:
+        self._ask = ask
+        self._current: asyncio.Task[Sequence[PodResources]] | None = None
+        self._next: asyncio.Task[Sequence[PodResources]] | None = None
+
+    async def get(self) -> Sequence[PodResources]:
+        """What kubelet lists, asked for after this call began. Raises what `ask` raises."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._current))
+            # Whoever waited may have been cancelled meanwhile: then its failure is nobody's news.
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._next)
+
+    async def _after(self, earlier: asyncio.Task[Sequence[PodResources]] | None) -> Sequence[PodResources]:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        # From here on the answer may be older than a call that comes now.
+        self._current, self._next = self._next, None
+        return await self._ask()

@@ -1,0 +1,271 @@
+"""MIG by a node's labels, as NVIDIA's mig-manager has it, and as pods need it.
+
+nvidia.com/mig.config says how the node's GPUs are to be; where the policy is on demand, an annotation that
+whoever looks at the waiting pods writes. Where that is answered: the label nvidia.com/mig.config.state
+(pending, success, failed), the reason in an annotation. Every GPU is cut as soon as nothing that has to go is
+in use: what has to go is given to nobody any more, and no pod is ended. Nothing is remembered: each turn
+compares what is wished with what is there, so a restart, a reboot that lost all instances, or a crash between
+two steps ends where the wish says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpuslice import names
+from gpuslice.clock import Clock, happened
+from gpuslice.cluster.migrecords import encode_cuts
+from gpuslice.devices.found import FoundGpu
+from gpuslice.devices.inventory import Gpu
+from gpuslice.errors import GpuSliceError
+from gpuslice.kube.client import Client
+from gpuslice.kube.wire import Node
+from gpuslice.node.discovery.backend import DiscoveredGpus
+from gpuslice.node.discovery.driver import Driver
+from gpuslice.node.mig.desired import MigWish
+from gpuslice.node.mig.executor import GpuPlan, MigExecutor, MigGoal, MigRefused, Reset
+from gpuslice.node.mig.survey import survey
+from gpuslice.placement.migsteps import Action
+from gpuslice.units import parse_count
+
+PENDING, SUCCESS, FAILED = "pending", "success", "failed"
+AGAIN_SECONDS: Final = 5.0
+"""How soon to look again while pods hold what has to go."""
+LOOK_SECONDS: Final = 60.0
+"""How often to look whether the GPUs still are as the label says."""
+CLOSED_SECONDS: Final = 0.05
+
+_log = structlog.get_logger(__name__)
+
+Users = Callable[[], Mapping[str, str]]
+"""UUIDs of the GPUs and MIG devices that containers hold or are about to: who (namespace/name)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigTools:
+    """What it takes to cut this node's GPUs.
+
+    `configs`: a file of mig-parted's, None for the configurations that go by standard names.
+    """
+
+    driver: Driver
+    backend: DiscoveredGpus
+    reset: Reset | None = None
+    configs: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What came of looking once."""
+
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be done: GPUs that can be cut beside what is in use, and those that cannot yet."""
+
+    possible: list[GpuPlan] = field(default_factory=list)
+    blocked: list[GpuPlan] = field(default_factory=list)
+
+
+class MigManager:
+    """One node's. `close` answers True once what it was told to close really is given to nobody.
+
+    `unknown` says why it is not known now who is to use the GPUs, "" if it is: nothing is cut without that.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        tools: MigTools,
+        *,
+        users: Users,
+        close: Callable[[Collection[str]], bool],
+        unknown: Callable[[], str] = lambda: "",
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._name = node
+        self._tools = tools
+        self._users = users
+        self._close = close
+        self._unknown = unknown
+        self._clock = clock
+        self._node: Node | None = None
+        self._awaits_kubelet = False
+        self._wake = asyncio.Event()
+
+    def set_node(self, node: Node) -> None:
+        """The node as the API server has it."""
+        before, self._node = self._node, node
+        if (
+            before is None
+            or MigWish.of(before) != MigWish.of(node)
+            or (self._awaits_kubelet and before.status.allocatable != node.status.allocatable)
+        ):
+            self._wake.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            pause = LOOK_SECONDS
+            wish = MigWish.of(self._node) if self._node is not None else MigWish()
+            try:
+                if wish:
+                    turn = await self._turn(wish)
+                    await self._tell(wish, turn)
+                    pause = AGAIN_SECONDS if turn.state == PENDING else LOOK_SECONDS
+                else:
+                    self._close(())
+                    await self._tell(wish)
+            except GpuSliceError as error:
+                _log.warning("cannot follow what the node says of MIG now", by=str(wish), error=str(error))
+                pause = AGAIN_SECONDS
+            await happened(self._wake, self._clock, pause)
+            self._wake.clear()
+
+    # --- one look ---------------------------------------------------------------------------------
+    async def _turn(self, wish: MigWish) -> Turn:
+        """Do what can be done now."""
+        tools = self._tools
+        try:
+            machine = await asyncio.to_thread(survey, tools.driver)
+            goals = wish.goals(machine, tools.configs, tools.backend.strategy)
+            work = await self._plans(goals)
+        except GpuSliceError as error:
+            self._close(())
+            return Turn(FAILED, str(error))
+        # Who wrote layouts for pods writes others when something is in use; a label waits until it is not.
+        waiting = work.possible if wish.on_demand else [*work.possible, *work.blocked]
+        plans = [*work.possible, *work.blocked]
+        if not plans:
+            self._close(())
+            return Turn(SUCCESS)
+        if not await self._closed(frozenset().union(*map(_going, waiting))):
+            return Turn(PENDING, "kubelet has still to say that what will go is given to nobody")
+        if problem := self._unknown():
+            return Turn(PENDING, problem)
+        users = self._users()
+        in_use = {
+            plan.gpu.uuid: sorted({users[uuid] for uuid in _going(plan) & users.keys()}) for plan in plans
+        }
+        free = [plan.gpu for plan in waiting if not in_use[plan.gpu.uuid]]
+        if free:
+            await self._tell(wish, Turn(PENDING, "GPUs are being cut"))
+        try:
+            await self._cut(wish, free, goals, users.keys())
+        except GpuSliceError as error:
+            self._close(())
+            return Turn(FAILED, str(error))
+        who = sorted((plan.gpu.index, ", ".join(in_use[plan.gpu.uuid])) for plan in plans)
+        said = "; ".join(f"GPU {index}: {pods}" for index, pods in who if pods)
+        if wish.on_demand or not said:
+            self._close(())
+        return Turn(PENDING, f"these have to end first: {said}") if said else Turn(SUCCESS)
+
+    async def _cut(
+        self, wish: MigWish, gpus: Sequence[FoundGpu], goals: Mapping[str, MigGoal], held: Collection[str]
+    ) -> None:
+        """Cut these one after the other; afterwards the GPUs are announced as they are then.
+
+        Raises MigRefused, DriverError.
+        """
+        if not gpus:
+            return
+        executor = MigExecutor(self._tools.driver, held=held, reset=self._tools.reset)
+        async with self._tools.backend.cutting():
+            for gpu in gpus:
+                await asyncio.to_thread(executor.carry_out, {gpu.uuid: goals[gpu.uuid]})
+                _log.info("a GPU was cut", gpu=gpu.index, by=str(wish))
+
+    async def _closed(self, uuids: Collection[str]) -> bool:
+        """Give these to nobody any more; True once kubelet has heard and said so."""
+        while not self._close(uuids):
+            await self._clock.sleep(CLOSED_SECONDS)
+        self._awaits_kubelet = not self._kubelet_knows(uuids)
+        return not self._awaits_kubelet
+
+    def _kubelet_knows(self, closing: Collection[str]) -> bool:
+        """True once the node promises to schedulers no more than what is still given out.
+
+        A pod that one of them places on what is about to go would be turned away by the kubelet.
+        """
+        offered = self._tools.backend.gpus()
+        allocatable = (self._node.status.allocatable if self._node else None) or {}
+        for resource in {gpu.resource for gpu in offered if gpu.device in closing}:
+            said = parse_count(allocatable.get(resource, 0), field=f"status.allocatable[{resource}]")
+            if said > sum(_is_offered(gpu, resource) for gpu in offered):
+                return False
+        return True
+
+    async def _plans(self, goals: Mapping[str, MigGoal]) -> _Work:
+        """What is to be done, all checked before anything is touched. Raises MigRefused, DriverError.
+
+        A GPU that can be as it is wished beside what is in use is planned so; otherwise as if nothing were.
+        """
+        driver, reset = self._tools.driver, self._tools.reset
+        careful = MigExecutor(driver, held=self._users().keys(), reset=reset)
+        bold = MigExecutor(driver, reset=reset)
+        work = _Work()
+        for uuid, goal in goals.items():
+            try:
+                found, kind = await asyncio.to_thread(careful.plan, {uuid: goal}), work.possible
+            except MigRefused:
+                found, kind = await asyncio.to_thread(bold.plan, {uuid: goal}), work.blocked
+            kind += [plan for plan in found if not plan.does_nothing]
+        return work
+
+    async def _tell(self, wish: MigWish, turn: Turn | None = None) -> None:
+        """Write what the node does not say yet. Without a turn nothing was asked, so nothing is answered."""
+        labels: dict[str, str] = {}
+        annotations: dict[str, str | None] = {}
+        if turn is not None:
+            labels[names.MIG_CONFIG_STATE] = turn.state
+            annotations[names.MIG_CONFIG_REASON] = turn.reason or None
+        if wish.on_demand:
+            machine = await asyncio.to_thread(survey, self._tools.driver)
+            annotations[names.MIG_CUTS] = encode_cuts(machine.cuts)
+        else:
+            annotations |= _NOTHING_ON_DEMAND
+        node = self._node
+        if node is None:
+            return
+        present = node.metadata.labels or {}
+        labels = {key: value for key, value in labels.items() if present.get(key) != value}
+        annotations = {key: value for key, value in annotations.items() if node.annotations.get(key) != value}
+        if not labels and not annotations:
+            return
+        body = {"metadata": {"labels": labels, "annotations": annotations}}
+        told = await self._client.patch(Node, self._name, body)
+        if (
+            self._node is not None
+            and self._node.uid == told.uid
+            and MigWish.of(self._node) == MigWish.of(told)
+        ):
+            self._node = told
+
+
+_NOTHING_ON_DEMAND: Final[Mapping[str, None]] = {names.MIG_CUTS: None, names.MIG_WANTED: None}
+"""What a node that is not cut on demand has no more: old layouts must not come back with the policy."""
+
+
+def _is_offered(gpu: Gpu, resource: str) -> bool:
+    return gpu.available and gpu.resource == resource
+
+
+def _going(plan: GpuPlan) -> frozenset[str]:
+    """UUIDs of what will not be there afterwards: MIG devices, and the GPU itself where the mode changes."""
+    gone = {(step.gi_id, step.ci_id) for step in plan.plan.steps if step.action is Action.DESTROY_CI}
+    devices = plan.gpu.mig_devices
+    if plan.changes_mode:
+        return frozenset((plan.gpu.uuid, *(device.uuid for device in devices)))
+    return frozenset(d.uuid for d in devices if (d.gpu_instance, d.compute_instance) in gone)

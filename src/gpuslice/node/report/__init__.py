@@ -1,0 +1,1 @@
+"""What the agent tells the cluster: annotations, labels, conditions, events, metrics."""

@@ -1,0 +1,45 @@
+"""The node's GPUs for Prometheus: what each has, and what is given out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpuslice.devices.inventory import NodeGpus
+from gpuslice.node.grants.held import Held
+
+LABELS = ("gpu", "uuid", "model")
+
+
+def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) -> bytes:
+    """The text that /metrics answers: five gauges per GPU, and how many API objects could not be read."""
+    # Not before somebody asks: an agent that starts is waited for.
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+    registry = CollectorRegistry()
+    memory = Gauge("gpuslice_gpu_memory_mib", "Memory of the GPU, MiB.", LABELS, registry=registry)
+    given = Gauge(
+        "gpuslice_gpu_memory_allocated_mib", "Memory given to containers, MiB.", LABELS, registry=registry
+    )
+    containers = Gauge("gpuslice_gpu_containers", "Containers on the GPU.", LABELS, registry=registry)
+    healthy = Gauge("gpuslice_gpu_healthy", "0 if the GPU is sick.", LABELS, registry=registry)
+    closed = Gauge(
+        "gpuslice_gpu_closed",
+        "1 if nobody gets the GPU though it is well: it is being cut, or changes its use.",
+        LABELS,
+        registry=registry,
+    )
+    broken = Gauge(
+        "gpuslice_unreadable_objects", "API objects that could not be read.", ["kind"], registry=registry
+    )
+    for kind, number in unreadable.items():
+        broken.labels(kind).set(number)
+    holdings = tuple(held)
+    for gpu in gpus.gpus:
+        labels = (str(gpu.index), gpu.uuid, gpu.model)
+        on_it = [holding for holding in holdings if gpu.uuid in holding.gpus]
+        memory.labels(*labels).set(gpu.memory_mib)
+        given.labels(*labels).set(sum(h.kind.mib(gpus, gpu.uuid, h.gpus[gpu.uuid]) for h in on_it))
+        containers.labels(*labels).set(len(on_it))
+        healthy.labels(*labels).set(not gpu.availability.sick)
+        closed.labels(*labels).set(gpu.availability.closed)
+    return generate_latest(registry)

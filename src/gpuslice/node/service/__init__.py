@@ -1,0 +1,1 @@
+"""The device plugin service: what is answered to a kubelet."""
