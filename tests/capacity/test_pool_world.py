@@ -38,6 +38,5 @@ def test_an_agent_has_answered_when_what_has_to_go_is_closed_not_when_a_gpu_is_s
     cluster = Cluster(clock=SystemClock())
     cluster.set_node(node)
     world = PoolWorld(cluster, SystemClock())
-    world.set("node", node)
     fields = PoolFields(selector={"rack": "r1"}, vm_size="Standard_ND96asr_v4", gpu_instance_profile="MIG1g")
     assert world.look("a", read_fields("p", fields)).answered is answered
