@@ -18,7 +18,7 @@ TEST_ARGS ?= -n 2
 E2E_TESTS ?= tests/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test e2e chaos contract lint manifests image sbom audit bench peers clean
+.PHONY: help demo up test programs e2e chaos contract lint manifests image sbom audit bench peers fresh clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
@@ -43,18 +43,18 @@ test: $(VENV)/.ready ## Run the tests
 	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" HELM="$$($(TOOLS)/bin/python tools/helm.py)" \
 		$(BIN)/pytest $(TEST_ARGS)
 
-e2e: $(VENV)/.ready ## Run the tests against a real Kubernetes on this machine (root; the first run builds it)
+programs: $(VENV)/.ready ## Build the programs of a real Kubernetes, once (root: Debian's parts are installed)
 	@$(BIN)/python -m tests.e2e.components >/dev/null
+
+e2e: programs ## Run the tests against a real Kubernetes on this machine (root; the first run builds it)
 	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" HELM="$$($(TOOLS)/bin/python tools/helm.py)" \
 		$(BIN)/pytest $(E2E_TESTS)
 
-chaos: $(VENV)/.ready ## Hurt a real Kubernetes for an hour and watch what its pods get (root); SEED=... repeats one
-	@$(BIN)/python -m tests.e2e.components >/dev/null
+chaos: programs ## Hurt a real Kubernetes for an hour and watch what its pods get (root); SEED=... repeats one
 	@CHAOS_PODS=$${CHAOS_PODS:-500} CHAOS_ACCIDENTS=$${CHAOS_ACCIDENTS:-100} SEED=$(SEED) \
 		$(BIN)/pytest tests/e2e/test_chaos.py -s
 
-contract: $(VENV)/.ready ## Run the contract of the embedded cluster against a real Kubernetes (root)
-	@$(BIN)/python -m tests.e2e.components >/dev/null
+contract: programs ## Run the contract of the embedded cluster against a real Kubernetes (root)
 	@KUBECTL="$$($(TOOLS)/bin/python tools/kubectl.py)" $(BIN)/pytest tests/contract --real --timeout=1800
 
 lint: $(VENV)/.ready ## Check format, style, layers and types
@@ -81,6 +81,9 @@ bench: $(VENV)/.ready ## Run the benchmarks by hand; results go to bench/results
 
 peers: $(VENV)/.ready ## Run NVIDIA's own tools beside ours and compare (root, git, Go; the first run builds them)
 	@$(BIN)/python bench/peers
+
+fresh: ## Run every install step on an empty Debian, without what is here already (root, debootstrap, Go)
+	@$(INTERPRETER) tools/fresh.py
 
 clean: ## Remove everything that make has installed
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

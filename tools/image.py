@@ -3,10 +3,11 @@
     python tools/image.py --tag gpuslice:dev --output dist/gpuslice.tar
 
 The file is an OCI layout and a docker archive at once: `ctr -n k8s.io images import` and `docker load` both
-take it. Debian's Python and the libraries it needs come from apt (on a Debian or Ubuntu machine, after
-`apt-get update`), the Python packages from uv.lock with their hashes, gpuslice from this folder. Root is not
-needed. The same inputs give the same bytes: files sorted, owned by root, dated SOURCE_DATE_EPOCH (default 0);
-which Debian packages went in is in the image, under /var/lib/dpkg/status.d, where scanners look for it.
+take it. Debian's Python and the libraries it needs come from apt (on a Debian or Ubuntu machine; root has
+`apt-get update` run where it never was), the Python packages from uv.lock with their hashes, gpuslice from
+this folder. Root is not needed. The same inputs give the same bytes: files sorted, owned by root, dated
+SOURCE_DATE_EPOCH (default 0); which Debian packages went in is in the image, under /var/lib/dpkg/status.d,
+where scanners look for it.
 
 For machines with an engine and a registry there is the Containerfile.
 """
@@ -169,11 +170,16 @@ def _downloaded(*wanted: str) -> Iterator[Path]:
         # As if nothing were installed: what this machine has must not be left out.
         status = Path(folder) / "status"
         status.touch()
-        listed = _output(
+        list_uris = (
             "apt-get", "-o", f"Dir::State::status={status}", "-o", "Debug::NoLocking=1", "--yes",
             "--no-install-recommends", "--print-uris", "install", *wanted,
         )  # fmt: skip
-        files = re.findall(r"^'[^']+' (\S+\.deb) (\d+) ", listed, re.M)
+        announced = re.compile(r"^'[^']+' (\S+\.deb) (\d+) ", re.M)
+        files = announced.findall(_output(*list_uris))
+        if not files and os.geteuid() == 0:
+            # A new machine has never asked what there is.
+            _output("apt-get", "--quiet=2", "update")
+            files = announced.findall(_output(*list_uris))
         if not files:
             raise Problem("apt offers none of the packages; run apt-get update")
         missing: list[str] = []
