@@ -13,6 +13,8 @@ VENV := $(if $(filter 3.11,$(VERSION)),.venv,.venv-$(VERSION))
 BIN := $(VENV)/bin
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 unexport VIRTUAL_ENV
+# Tests start hundreds of processes: each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests run the newest kubectl that the registries have; see tools/kubectl.py.
 TEST_ARGS ?= -n 2
 E2E_TESTS ?= tests/e2e

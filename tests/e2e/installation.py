@@ -38,7 +38,7 @@ spec:
     - model: V100-32    # 31 GiB
 """
 """The GPUs of each node: 46 GiB in all, but no more than 31 on one."""
-WORKLOADS = "deployments,statefulsets,daemonsets,jobs,replicasets,pods"
+CONTROLLERS = "deployments,statefulsets,daemonsets,jobs,replicasets"
 
 
 @dataclass
@@ -244,9 +244,10 @@ class Installation:
 
 def clear(cluster: RealCluster, namespace: str = "default") -> None:
     """Delete every workload of a namespace, and wait for its end."""
-    cluster.kubectl(
-        "delete", WORKLOADS, "--all", f"--namespace={namespace}", "--grace-period=1", "--timeout=90s"
-    )
+    everything = ("--all", f"--namespace={namespace}", "--timeout=90s")
+    # Pods that go with their controller take the half minute that their manifests give them.
+    cluster.kubectl("delete", CONTROLLERS, "--cascade=orphan", *everything)
+    cluster.kubectl("delete", "pods", "--grace-period=1", *everything)
     cluster.wait(lambda: not cluster.objects("pods", namespace), 60, f"the pods of {namespace} to be gone")
 
 

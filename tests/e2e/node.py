@@ -145,8 +145,8 @@ class Node:
 
     def stop(self) -> None:
         """End everything of the node, containers included. Its files stay in the work folder."""
-        for process in reversed(self.processes):
-            process.stop(5)
+        for process in self.processes:
+            process.kill()
         self.cgroup.destroy()
         self._daemons.destroy()
         self._namespace.close()

@@ -57,9 +57,8 @@ def leaks(cluster: RealCluster, namespace: str = "default") -> list[str]:
     found: list[str] = []
     pods = cluster.objects("pods", namespace)
     busy = {p["spec"].get("nodeName") for p in pods if p["status"]["phase"] not in OVER}
-    inspected = inspect(cluster)
-    if not pods and inspected["usedMiB"]:
-        found.append(f"inspect counts {inspected['usedMiB']} MiB though there is no pod")
+    if not pods and (used := inspect(cluster)["usedMiB"]):
+        found.append(f"inspect counts {used} MiB though there is no pod")
     for node in cluster.nodes:
         witnesses = _Witnesses.of(cluster, node)
         folders = SliceFolders(Path("/"))
