@@ -13,11 +13,12 @@ import pytest
 from kubelet_world import Plugin
 
 from gpuslice.errors import InputError
-from gpuslice.node.kubelet import messages as wire
+from gpuslice.node.kubelet import wire
 from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     ContainerDevices,
     ContainerResources,
+    Device,
     DeviceNode,
     Mount,
     PluginOptions,
@@ -184,4 +185,4 @@ async def test_a_missing_folder_and_a_long_path_are_named(folder: Path) -> None:
 
 def test_a_healthy_id_costs_23_bytes() -> None:
     """The size that keeps a node's ids under the kubelet's 4 MiB (an id of 10 characters)."""
-    assert len(wire.encode_devices([wire.Device("abcd-12345")])) == 23
+    assert len(wire.encode_devices([Device("abcd-12345")])) == 23

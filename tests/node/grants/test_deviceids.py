@@ -10,7 +10,8 @@ from gpuslice.devices.availability import of_health
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.node.grants.deviceids import MESSAGE_LIMIT, DeviceIds, check_unit, message_size, smallest_unit
-from gpuslice.node.kubelet.messages import Device, encode_devices
+from gpuslice.node.kubelet.messages import Device
+from gpuslice.node.kubelet.wire import encode_devices
 from gpuslice.requests.kinds import SHARES, WHOLE_GPUS
 from gpuslice.units import GIB, MemoryUnit
 

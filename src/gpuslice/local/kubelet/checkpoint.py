@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from gpuslice.local.kubelet.devicemanager import Holding
-from gpuslice.node.kubelet.messages import decode_allocations, encode_allocations
+from gpuslice.node.kubelet.wire import decode_allocations, encode_allocations
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 _NO_NUMA: Final = "-1"

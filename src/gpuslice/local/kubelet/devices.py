@@ -29,12 +29,7 @@ from gpuslice.local.kubelet.devicemanager import (
     Reusable,
 )
 from gpuslice.local.kubelet.podspec import RunContainer, RunPod
-from gpuslice.node.kubelet.messages import (
-    API_VERSION,
-    ContainerAllocation,
-    PreferredRequest,
-    Registration,
-)
+from gpuslice.node.kubelet.messages import API_VERSION, ContainerAllocation, PreferredRequest, Registration
 from gpuslice.node.kubelet.rpc import PluginClient, RpcCode, RpcError, Server, serve_registration
 from gpuslice.units import parse_count
 

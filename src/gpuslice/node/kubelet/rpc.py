@@ -28,7 +28,7 @@ import grpc.aio
 import structlog
 
 from gpuslice.errors import GpuSliceError, InputError
-from gpuslice.node.kubelet import messages as wire
+from gpuslice.node.kubelet import wire
 from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     ContainerDevices,
@@ -252,7 +252,9 @@ class PluginClient:
         self._options = method(f"/{_PLUGIN}/GetDevicePluginOptions", _empty, wire.decode_options)
         self._watch = self._channel.unary_stream(f"/{_PLUGIN}/ListAndWatch", _empty, wire.decode_devices)
         self._prefer = method(
-            f"/{_PLUGIN}/GetPreferredAllocation", wire.encode_preferred_requests, wire.decode_preferred
+            f"/{_PLUGIN}/GetPreferredAllocation",
+            wire.encode_preferred_requests,
+            wire.decode_preferred,
         )
         self._allocate = method(
             f"/{_PLUGIN}/Allocate", wire.encode_allocate_requests, wire.decode_allocations
