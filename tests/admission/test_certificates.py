@@ -15,7 +15,6 @@ import msgspec
 import pytest
 from cryptography import x509
 
-from gpuslice.admission import certificates
 from gpuslice.admission.certificates import Plan, plan, renewed
 from gpuslice.admission.mutate import webhook_configuration
 from gpuslice.admission.reviewing import Reviews
@@ -25,6 +24,7 @@ from gpuslice.clock import SystemClock
 from gpuslice.errors import ApiError, InputError, NotFound
 from gpuslice.kube.client import Client, Response
 from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.observe.certificates import to_pem
 from gpuslice.observe.serving import Tls, serving
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -100,7 +100,7 @@ def test_a_new_authority_stands_beside_the_old_one_until_that_ends() -> None:
     assert due.authority == "it ends on 2036-11-18"
     changed = renewed(stored, due, names=NAMES, now=later)
     both = x509.load_pem_x509_certificates(changed["ca.crt"])
-    assert [one.public_bytes(certificates.serialization.Encoding.PEM) for one in both][1] == stored["ca.crt"]
+    assert to_pem(both[1]) == stored["ca.crt"]
     after_its_end = NOW + timedelta(days=3651)
     again = renewed(changed, Plan("x", "x", "x"), names=NAMES, now=after_its_end)
     assert len(x509.load_pem_x509_certificates(again["ca.crt"])) == 2  # the first has ended

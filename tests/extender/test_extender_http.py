@@ -17,8 +17,9 @@ from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Cluster
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
+from gpuslice.observe.addresses import parse_listen
 from gpuslice.observe.metrics import Metrics
-from gpuslice.observe.serving import listen, parse_listen, serving
+from gpuslice.observe.serving import listen, serving
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.extender.app import ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender

@@ -18,7 +18,8 @@ from structlog.testing import capture_logs
 
 from gpuslice.clock import SystemClock
 from gpuslice.errors import InputError
-from gpuslice.observe.serving import RELOAD_SECONDS, Tls, listen, parse_listen, serving
+from gpuslice.observe.addresses import parse_listen
+from gpuslice.observe.serving import RELOAD_SECONDS, Tls, listen, serving
 
 
 class Looks:

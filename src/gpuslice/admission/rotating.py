@@ -26,6 +26,7 @@ from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFo
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import KubeObject, Resource, Wire
+from gpuslice.observe.certificates import moment
 
 CHECK_SECONDS: Final = 60.0
 """How soon a replica notices what another has renewed, or that somebody has changed the caBundle."""
@@ -124,7 +125,7 @@ class CertificateKeeper:
         """The Secret's content, made good first if need be."""
         secret = await self._client.get(Secret, self._secret, self._namespace)
         stored = {key: _decoded(value) for key, value in (secret.data or {}).items()}
-        now = certificates.moment(self._clock.now_ns())
+        now = moment(self._clock.now_ns())
         plan = certificates.plan(stored, names=self._names, client=self._client_certificate, now=now)
         if not plan:
             return stored

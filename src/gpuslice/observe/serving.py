@@ -6,7 +6,6 @@ The server shares memory with whatever answers; Ctrl-C and SIGTERM stay with who
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -22,7 +21,6 @@ from gpuslice.clock import Clock
 from gpuslice.errors import InputError
 from gpuslice.observe.guarded import GuardedServer
 from gpuslice.observe.limits import Limits
-from gpuslice.units import read_digits
 
 RELOAD_SECONDS: Final = 10.0
 """How often the certificate files are looked at: cert-manager and kubelet replace them in place."""
@@ -108,23 +106,6 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from error
     return listener
-
-
-def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
-    """Read HOST:PORT (or :PORT for all addresses, [::1]:PORT). Raises InputError."""
-    host, _, port = text.rpartition(":")
-    number = read_digits(port, 65535)
-    if number is None:
-        raise InputError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:32766", field=field)
-    return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - ":PORT" asks for it
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine (or this pod) reaches what listens there."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _reload(context: ssl.SSLContext, tls: Tls, clock: Clock) -> None:

@@ -10,7 +10,8 @@ from gpuslice.cli.options import Probes
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError
 from gpuslice.observe.probes import LIMITS, ProbesApp
-from gpuslice.observe.serving import parse_listen, serving
+from gpuslice.observe.addresses import parse_listen
+from gpuslice.observe.serving import serving
 
 
 async def answer_probes(

@@ -26,9 +26,10 @@ from gpuslice.kube.client import Client
 from gpuslice.kube.http import connected
 from gpuslice.kube.leading import Alone, Candidate, Follower, Leadership, campaigning, label_leader
 from gpuslice.names import LABEL_LEADER, SCHEDULER_NAME
+from gpuslice.observe.addresses import is_loopback, parse_listen
 from gpuslice.observe.logging import setup
 from gpuslice.observe.metrics import Metrics
-from gpuslice.observe.serving import Tls, is_loopback, parse_listen
+from gpuslice.observe.serving import Tls
 from gpuslice.placement.policies.policy import Policy
 from gpuslice.scheduler.extender.service import extender as serving_extender
 from gpuslice.scheduler.service import run_scheduler

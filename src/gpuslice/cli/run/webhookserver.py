@@ -11,7 +11,7 @@ from gpuslice.admission.webhook import serve
 from gpuslice.cli.run.webhook import WebhookOptions
 from gpuslice.clock import Clock
 from gpuslice.kube.client import Client
-from gpuslice.observe.serving import parse_listen
+from gpuslice.observe.addresses import parse_listen
 
 _random = SystemRandom()
 

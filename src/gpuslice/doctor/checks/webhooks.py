@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 from urllib.parse import urlsplit
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-
 from gpuslice.doctor.facts import Facts
 from gpuslice.doctor.finding import Area, Finding, Level
 from gpuslice.doctor.objects import Webhook, WebhookConfiguration
+from gpuslice.observe.addresses import is_loopback
+from gpuslice.observe.certificates import Certificate, carries, from_der, from_pem, issued_by
 
 ENDING: Final = timedelta(days=15)
 """Ours are renewed when 30 days are left, cert-manager's of 90 days as well."""
@@ -94,7 +92,7 @@ class _Hook:
             answer = self._facts.served.get(config.url)
             if answer is not None and answer.problem:
                 # From another machine than the API server's, its loopback is somebody else.
-                unsure = _is_loopback(urlsplit(config.url).hostname or "") and not self._facts.in_one_process
+                unsure = is_loopback(urlsplit(config.url).hostname or "") and not self._facts.in_one_process
                 yield self._say(
                     "webhook-unreachable",
                     self._where,
@@ -128,14 +126,12 @@ class _Hook:
                 f"kubectl -n {service.namespace} get pods -l app.kubernetes.io/component=scheduler",
             )
 
-    def _certificates(
-        self, authorities: Sequence[x509.Certificate], *, judge_signer: bool
-    ) -> Iterator[Finding]:
+    def _certificates(self, authorities: Sequence[Certificate], *, judge_signer: bool) -> Iterator[Finding]:
         config = self._hook.client_config
         if config.url:
             answer = self._facts.served.get(config.url)
             if answer is not None and answer.certificate:
-                chain = [x509.load_der_x509_certificate(answer.certificate)]
+                chain = [from_der(answer.certificate)]
                 host = urlsplit(config.url).hostname or ""
                 yield from self._judge(chain, host, config.url, authorities, judge_signer=judge_signer)
             return
@@ -144,7 +140,7 @@ class _Hook:
         host = f"{config.service.name}.{config.service.namespace}.svc"
         for key in {key for one in self._facts.schedulers for key in one.secrets}:
             secret = self._facts.secrets.get(key)
-            chain = _pem(_decoded((secret.data or {}).get("tls.crt", ""))) if secret else []
+            chain = from_pem(_decoded((secret.data or {}).get("tls.crt", ""))) if secret else []
             if not chain:
                 what = "holds no certificate" if secret else "does not exist"
                 yield self._say(
@@ -161,10 +157,10 @@ class _Hook:
 
     def _judge(
         self,
-        chain: Sequence[x509.Certificate],
+        chain: Sequence[Certificate],
         host: str,
         where: str,
-        authorities: Sequence[x509.Certificate],
+        authorities: Sequence[Certificate],
         *,
         judge_signer: bool,
     ) -> Iterator[Finding]:
@@ -195,7 +191,7 @@ class _Hook:
                 self._remedy,
                 Level.WARNING,
             )
-        if not _carries(leaf, host):
+        if not carries(leaf, host):
             yield self._say(
                 "certificate-wrong-name",
                 where,
@@ -213,11 +209,11 @@ class _Hook:
             )
 
 
-def _bundle(text: str) -> tuple[list[x509.Certificate], str]:
+def _bundle(text: str) -> tuple[list[Certificate], str]:
     """The authorities in a caBundle, and what is wrong with it."""
     if not text:
         return [], ""
-    found = _pem(_decoded(text))
+    found = from_pem(_decoded(text))
     return found, "" if found else "its caBundle holds no certificate"
 
 
@@ -228,49 +224,15 @@ def _decoded(text: str) -> bytes:
         return b""
 
 
-def _pem(text: bytes) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(text)
-    except ValueError:
-        return []
-
-
-def _carries(certificate: x509.Certificate, host: str) -> bool:
-    try:
-        carried = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return False
-    try:
-        return ipaddress.ip_address(host) in carried.get_values_for_type(x509.IPAddress)
-    except ValueError:
-        wildcard = f"*.{host.partition('.')[2]}"
-        return not {host, wildcard}.isdisjoint(carried.get_values_for_type(x509.DNSName))
-
-
 def _signed(
-    certificate: x509.Certificate,
-    between: Sequence[x509.Certificate],
-    authorities: Sequence[x509.Certificate],
+    certificate: Certificate,
+    between: Sequence[Certificate],
+    authorities: Sequence[Certificate],
 ) -> bool:
     """Does one of the authorities vouch for it, perhaps through the certificates that came with it?"""
-    if certificate in authorities or any(_issued(certificate, one) for one in authorities):
+    if certificate in authorities or any(issued_by(certificate, one) for one in authorities):
         return True
     return any(
-        _issued(certificate, one) and _signed(one, [c for c in between if c != one], authorities)
+        issued_by(certificate, one) and _signed(one, [c for c in between if c != one], authorities)
         for one in between
     )
-
-
-def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(by)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
