@@ -47,6 +47,7 @@ async def serving(
     clock: Clock,
     tls: Tls | None = None,
     grace_seconds: int = 5,
+    websockets: bool = False,
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve an ASGI application while the block runs; yields the bound address. Port 0 takes a free one.
@@ -59,7 +60,7 @@ async def serving(
         app,
         interface="asgi3",
         http="httptools",
-        ws="none",
+        ws="websockets-sansio" if websockets else "none",
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -9,8 +9,8 @@ from pathlib import Path
 from gpuslice.cli.options import Probes
 from gpuslice.clock import Clock
 from gpuslice.errors import InputError
-from gpuslice.observe.probes import LIMITS, ProbesApp
 from gpuslice.observe.addresses import parse_listen
+from gpuslice.observe.probes import LIMITS, ProbesApp
 from gpuslice.observe.serving import serving
 
 

@@ -129,16 +129,12 @@ class ApiServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._housekeeping
             self._housekeeping = None
-        self.close_watches()
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-
-    def close_watches(self) -> None:
-        """End every open watch, so that a server can shut down at once."""
         for collection in self.store.collections():
             for watcher in collection.hub.watchers():
                 watcher.close()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
     def transport(self) -> LocalTransport:
         """A client's way in without HTTP."""

@@ -34,8 +34,8 @@ def read_scope(scope: Any, body: bytes = b"") -> Request:
     )
 
 
-async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) -> None:
-    """Serve one HTTP request or one WebSocket."""
+async def serve_scope(server: ApiServer, ending: asyncio.Event, scope: Any, receive: Any, send: Any) -> None:
+    """Serve one HTTP request or one WebSocket. Streams do not outlast `ending`."""
     if scope["type"] == "websocket":
         if not authorized(scope, server.token):
             await receive()
@@ -61,7 +61,7 @@ async def serve_scope(server: ApiServer, scope: Any, receive: Any, send: Any) ->
     if isinstance(answer, Reply):
         await _send_reply(send, answer, request.warnings)
     else:
-        await _send_stream(receive, send, answer)
+        await _send_stream(receive, send, answer, ending)
 
 
 def _warning(text: str) -> tuple[bytes, bytes]:
@@ -80,10 +80,14 @@ async def _send_reply(send: Any, answer: Reply, warnings: list[str]) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
-async def _send_stream(receive: Any, send: Any, answer: Stream) -> None:
+async def _send_stream(receive: Any, send: Any, answer: Stream, ending: asyncio.Event) -> None:
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+
+    async def close_at_the_end() -> None:
+        await ending.wait()
+        answer.close()  # what it has still to say is passed on
 
     async def pass_on() -> None:
         async for batch in answer.batches:
@@ -94,9 +98,9 @@ async def _send_stream(receive: Any, send: Any, answer: Stream) -> None:
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     # The headers must reach the client before the first event does.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
-    tasks = {asyncio.create_task(until_gone()), asyncio.create_task(pass_on())}
+    tasks = [asyncio.create_task(part()) for part in (until_gone, pass_on, close_at_the_end)]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
     finally:
         answer.close()
         for task in tasks:

@@ -1,4 +1,4 @@
-"""HTTPS for kubectl: uvicorn inside our own task group, a certificate of our own, a bearer token.
+"""HTTPS for kubectl: a certificate of our own, a bearer token, and open watches end when the server does.
 
 async with serving(server, port=0, kubeconfig=path, clock=clock) as endpoint: ...
 """
@@ -12,29 +12,26 @@ import os
 import secrets
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import uvicorn
 import yaml
 
 from gpuslice.clock import Clock
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.apiserver.api.asgi import serve_scope
-from gpuslice.local.apiserver.api.certificates import Certificates, issue
-from gpuslice.observe.guarded import GuardedServer
+from gpuslice.local.apiserver.api.certificates import issue
 from gpuslice.observe.limits import MIB, Limits
-from gpuslice.observe.serving import listen
+from gpuslice.observe.serving import Tls
+from gpuslice.observe.serving import serving as serving_http
 
 LIMITS = Limits(header_bytes=1024 * 1024, body_bytes=32 * MIB)
 """Headers as kube-apiserver: a command of `kubectl exec` is part of the URL. What is larger than the limit of
 bodies in `asgi` is answered there, in Kubernetes' words; beyond this one nobody listens."""
 SHUTDOWN_SECONDS = 1
 """How long a client that does not read may hold up the end."""
-CLOSE_SECONDS = 0.02
-"""How often watches that were opened during the shutdown are ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,50 +71,40 @@ async def serving(
     certificates = issue(clock)
     token = secrets.token_urlsafe(32)
     server.token = token
-    listener = listen(host, port)
-    bound = listener.getsockname()[1]
-    endpoint = Endpoint(f"https://{host}:{bound}", token, certificates.authority)
-    with tempfile.TemporaryDirectory(prefix="gpuslice-") as folder:
-        config = _config(server, certificates, Path(folder))
-    running = GuardedServer(config, LIMITS, clock)
-    task = asyncio.create_task(running.serve(sockets=[listener]), name="apiserver https")
-    try:
-        await running.accepting.wait()
+    ending = asyncio.Event()
+    app = partial(serve_scope, server, ending)
+    async with AsyncExitStack() as stack:
+        # The TLS files are read once; they need not outlive that.
+        with tempfile.TemporaryDirectory(prefix="gpuslice-") as folder:
+            tls = Tls(
+                _private(Path(folder, "cert"), certificates.certificate),
+                _private(Path(folder, "key"), certificates.key),
+            )
+            _, bound = await stack.enter_async_context(
+                serving_http(
+                    app,
+                    host=host,
+                    port=port,
+                    clock=clock,
+                    tls=tls,
+                    grace_seconds=SHUTDOWN_SECONDS,
+                    websockets=True,
+                    limits=LIMITS,
+                )
+            )
+        endpoint = Endpoint(f"https://{host}:{bound}", token, certificates.authority)
         if kubeconfig is not None:
             write_kubeconfig(kubeconfig, endpoint)
-        yield endpoint
-    finally:
-        running.should_exit = True
-        while not task.done():
-            # Clients watch again as long as the server still takes requests.
-            server.close_watches()
-            await asyncio.wait((task,), timeout=CLOSE_SECONDS)
-        await task
-        listener.close()
+        try:
+            yield endpoint
+        finally:
+            ending.set()
 
 
-def _config(server: ApiServer, certificates: Certificates, folder: Path) -> uvicorn.Config:
-    """The TLS files are read once, here; they need not outlive this call."""
-    paths = {"cert": certificates.certificate, "key": certificates.key}
-    for name, text in paths.items():
-        target = folder / name
-        target.touch(mode=0o600)
-        target.write_bytes(text)
-    config = uvicorn.Config(
-        partial(serve_scope, server),
-        interface="asgi3",
-        http="httptools",
-        ws="websockets-sansio",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        ssl_certfile=str(folder / "cert"),
-        ssl_keyfile=str(folder / "key"),
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    config.load()
-    return config
+def _private(file: Path, content: bytes) -> Path:
+    file.touch(mode=0o600)
+    file.write_bytes(content)
+    return file
 
 
 def write_kubeconfig(path: Path, endpoint: Endpoint, *, name: str = "gpuslice") -> None:
