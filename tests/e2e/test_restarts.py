@@ -7,9 +7,12 @@ anew by its controller, and all must run in the end.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +31,7 @@ from .processes import Process
 EACH = 6
 SLOW_SECONDS = 1.0
 LATE = "late:e2e"
+UNKNOWN = "the picture of the cluster is not complete"
 SLICES = "/var/lib/kubelet/gpuslice/slices"
 
 
@@ -202,7 +206,54 @@ def test_an_extender_with_a_slow_api_server(alone: Alone, cluster: RealCluster) 
         assert not [p for p in pods_of(cluster) if p["status"]["phase"] == "Failed"]
 
 
+def test_an_extender_that_starts_promises_nothing_before_it_knows_all_pods(
+    alone: Alone, cluster: RealCluster
+) -> None:
+    """Without what was promised before, every GPU looks empty: one of 40 GiB once ended at 56."""
+    cluster.apply([gpu_pod(f"holds-{n}", 15) for n in range(8)])
+    truth.check(cluster, pods=8)
+    with withheld_pods(alone) as let_through:
+        # On a node there is room for two large ones, but on no GPU for one.
+        cluster.apply([gpu_pod(f"fits-{n}", 6) for n in range(4)])
+        cluster.apply([gpu_pod(f"large-{n}", 10) for n in range(4)])
+        cluster.wait(
+            lambda: all(
+                UNKNOWN in told(cluster, pod) or "nodeName" in pod["spec"]
+                for pod in pods_of(cluster)
+                if not pod["metadata"]["name"].startswith("holds")
+            ),
+            60,
+            "kube-scheduler to ask for every pod",
+        )
+        let_through()
+        alone.wait_for_extender()
+        cluster.wait(
+            lambda: all(cluster.phase(f"fits-{n}") == "Running" for n in range(4)),
+            60,
+            "those that fit to run",
+        )
+        assert max(promised(cluster).values()) <= 21504, promised(cluster)
+        assert not any("nodeName" in cluster.get("pods", f"large-{n}")["spec"] for n in range(4))
+        truth.demand(cluster)
+
+
 # --- help
+
+
+def told(cluster: RealCluster, pod: Object) -> str:
+    """Why kube-scheduler did not place a pod, all that it said."""
+    selector = f"involvedObject.name={pod['metadata']['name']},reason=FailedScheduling"
+    return " ".join(event["message"] for event in cluster.objects("events", fieldSelector=selector))
+
+
+def promised(cluster: RealCluster) -> dict[str, int]:
+    """How much of each GPU pods were promised, in MiB, as their annotations say."""
+    found: Counter[str] = Counter()
+    for pod in pods_of(cluster):
+        record = json.loads(pod["metadata"].get("annotations", {}).get(names.ALLOCATION, "{}"))
+        for shares in record.values():
+            found.update(shares)
+    return dict(found)
 
 
 def pods_of(cluster: RealCluster) -> list[Object]:
@@ -240,31 +291,53 @@ def ask_filter(alone: Alone) -> list[str]:
 @contextmanager
 def slow_api(alone: Alone) -> Iterator[None]:
     """The extender reaches the API server through a proxy that delivers everything late."""
+    with proxy(alone, "slowly.py", str(SLOW_SECONDS)), through(alone, "https"):
+        alone.wait_for_extender()
+        yield
+
+
+@contextmanager
+def withheld_pods(alone: Alone) -> Iterator[Callable[[], None]]:
+    """An extender that starts and waits for the list of all pods, until what is given is called."""
+    with proxy(alone, "withholding.py") as running, through(alone, "http"):
+        alone.cluster.wait(lambda: "withheld" in running.tail(), 60, "the extender to ask for all pods")
+        yield lambda: os.kill(running.pid, signal.SIGUSR1)
+
+
+@contextmanager
+def proxy(alone: Alone, script: str, *arguments: str) -> Iterator[Process]:
+    """A proxy to the API server at 127.0.0.1:7443, on the machine of the control plane."""
     cluster = alone.cluster
     plane = cluster.plane
-    script = Path(__file__).with_name("slowly.py")
-    command = [sys.executable, str(script), "7443", plane.address, str(plane.port), str(SLOW_SECONDS)]
-    proxy = Process(
-        "slow proxy",
+    file = Path(__file__).with_name(script)
+    command = [sys.executable, str(file), "7443", plane.address, str(plane.port), *arguments]
+    running = Process(
+        script,
         lambda: plane.namespace.enter(*command),
-        cluster.work / "logs" / "slow-proxy.log",
+        cluster.work / "logs" / f"{script}.log",
         plane.slot.cgroup,
     )
-    proxy.start()
-    cluster.helpers.append(proxy)
+    running.start()
+    cluster.helpers.append(running)
+    try:
+        yield running
+    finally:
+        cluster.helpers.remove(running)
+        running.kill()
+
+
+@contextmanager
+def through(alone: Alone, scheme: str) -> Iterator[None]:
+    """The extender starts anew and reaches the API server through the proxy; afterwards as before."""
     usual = alone.extender_kubeconfig
     config = json.loads(usual.read_text())
-    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:7443"
-    slow = cluster.work / "slow.kubeconfig"
-    slow.write_text(json.dumps(config))
+    config["clusters"][0]["cluster"]["server"] = f"{scheme}://127.0.0.1:7443"
+    alone.extender_kubeconfig = alone.cluster.work / "proxied.kubeconfig"
+    alone.extender_kubeconfig.write_text(json.dumps(config))
     try:
-        alone.extender_kubeconfig = slow
         alone.extender.restart()
-        alone.wait_for_extender()
         yield
     finally:
         alone.extender_kubeconfig = usual
         alone.extender.restart()
         alone.wait_for_extender()
-        cluster.helpers.remove(proxy)
-        proxy.kill()
