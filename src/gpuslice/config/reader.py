@@ -16,6 +16,8 @@ from gpuslice.errors import InputError
 S = TypeVar("S", bound="Section")
 T = TypeVar("T")
 
+ALIASED: Final = 100_000
+"""So many values may a document's aliases stand for, beside those that are written in it."""
 API_VERSION: Final = "gpuslice.io/v1alpha1"
 
 
@@ -26,7 +28,32 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 class _Loader(yaml.SafeLoader):
     """YAML's safe subset, without repeated keys (the last one would win silently) and without numbers to the
     base of 60, which Kubernetes does not read either: `devices: [1:1]` is a MIG device, not GPU 61.
+
+    A line of aliases can stand for a thousand times the line before: they are counted as what they stand for.
     """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._written = 0
+        self._sizes: dict[int, int] = {}
+        """Of each node, by its id: how many there were if its aliases were written out."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if node is None or (is_alias and id(node) in self._sizes):
+            return node
+        if is_alias:
+            raise yaml.composer.ComposerError(None, None, "an alias (*) stands for what it is in", mark)
+        self._written += 1
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = (part for one in inner for part in (one if isinstance(one, tuple) else (one,)))
+        size = self._sizes[id(node)] = 1 + sum(self._sizes[id(part)] for part in parts)
+        if size > self._written + ALIASED:
+            why = f"aliases (*) stand for more than {ALIASED} values; write out what is meant"
+            raise yaml.composer.ComposerError(None, None, why, mark)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
