@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice import names
-from gpuslice.capacity.dressing import read_record
+from gpuslice.capacity.dressing import dress, new_node, read_record
+from gpuslice.capacity.nodepool import READY, GPUNodePool, read_pool
+from gpuslice.capacity.poolplan import Recut, Size
+from gpuslice.capacity.poolstatus import readiness, status_of
+from gpuslice.capacity.poolworld import members
 from gpuslice.cluster.migrecords import MigPolicy, decode_cuts, decode_wanted
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import read_waiting
@@ -120,6 +124,36 @@ hostile_nodes = st.builds(
 )
 
 
+counts = st.one_of(st.none(), st.integers(-1, 4), st.integers(-(2**70), 2**70))
+labels = st.dictionaries(
+    st.one_of(st.sampled_from(["a", names.POOL, names.MIG_POLICY]), texts), texts, max_size=3
+)
+words = st.one_of(
+    st.none(), st.sampled_from(["MIG1g", "none", "single", "mixed", "static", "on-demand"]), texts
+)
+hostile_pools = st.builds(
+    lambda name, spec: msgspec.convert(
+        {"metadata": {"name": name, "uid": "evil"}, "spec": spec}, GPUNodePool
+    ),
+    st.one_of(st.just("evil"), texts),
+    st.fixed_dictionaries(
+        {"vmSize": st.one_of(st.sampled_from(["", "Standard_ND96asr_v4"]), texts)},
+        optional={
+            "count": counts,
+            "minCount": counts,
+            "maxCount": counts,
+            "idleSeconds": st.integers(-(2**70), 2**70),
+            "gpuInstanceProfile": words,
+            "migStrategy": words,
+            "migPolicy": words,
+            "nodeLabels": labels,
+            "nodeTaints": st.lists(st.one_of(st.just("sku=gpu:NoSchedule"), texts), max_size=3),
+            "selector": st.one_of(labels, st.just({f"l{n}": "x" * 60 for n in range(1000)})),
+        },
+    ),
+)
+
+
 def innocent() -> Cluster:
     """A node with a pod of each kind of record, and one of unknown GPU."""
     cluster = Cluster(clock=StoppedClock())
@@ -204,6 +238,24 @@ def test_no_node_and_no_health_map_touches_another_node(node: Node, mark: str) -
     cluster.drop_node("m")
     assert accounts(cluster) == before
     assert rooms(cluster) == left
+
+
+@STEADY
+@given(hostile_pools, hostile_nodes)
+def test_no_pool_ends_a_decision_or_takes_anothers_node(pool: GPUNodePool, node: Node) -> None:
+    only_input_errors(lambda: read_pool(pool))
+    try:
+        wish = read_pool(pool)
+    except InputError:
+        return
+    record = {names.POOL_RECORD: '{"pool":"ours","uid":"u"}'}
+    ours = msgspec.convert({"metadata": {"name": "n", "annotations": record, "labels": wish.selector}}, Node)
+    assert members([ours], wish, makes=False) == []
+    members([node], wish, makes=True)
+    dress(node, wish, cordon=True)
+    new_node("evil-0", wish)
+    status = status_of(pool, [], {READY: readiness(wish, [], Size(), Recut())}, now="")
+    assert len(msgspec.json.encode(status)) < 2000
 
 
 @STEADY

@@ -27,7 +27,7 @@ from gpuslice.capacity.vmsizes import Cut, VmSize, cut_of, find_size
 from gpuslice.cluster.migrecords import MigPolicy
 from gpuslice.config.reader import load_yaml
 from gpuslice.devices.sharing import MigStrategy
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, quoted
 from gpuslice.kube.wire import KubeObject, ObjectMeta, Resource, Wire
 
 POOLS: Final = Resource(names.POOL_GROUP, "v1alpha1", "gpunodepools", "GPUNodePool", namespaced=False)
@@ -161,7 +161,7 @@ def read_fields(name: str, fields: PoolFields) -> PoolWish:
         raise InputError("is missing; minCount and maxCount go together", field=missing)
     for field, number in (("count", fields.count), ("minCount", low), ("maxCount", high)):
         if number is not None and not 0 <= number <= MAX_NODES:
-            raise InputError(f"{number} is not a number of nodes; use 0 to {MAX_NODES}", field=field)
+            raise InputError(f"{quoted(number)} is not a number of nodes; use 0 to {MAX_NODES}", field=field)
     count = fields.count
     if low is not None and high is not None:
         if not 1 <= high >= low:
@@ -195,7 +195,7 @@ def read_taint(text: str, field: str) -> PoolTaint:
     pair, _, effect = text.rpartition(":")
     key, _, value = pair.partition("=")
     if effect not in _EFFECTS or not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
-        raise InputError(f"{text!r} is not a taint; write one as sku=gpu:NoSchedule", field=field)
+        raise InputError(f"{quoted(text)} is not a taint; write one as sku=gpu:NoSchedule", field=field)
     return PoolTaint(key, cast("TaintEffect", effect), value)
 
 
@@ -205,7 +205,7 @@ def read_pairs(words: Sequence[str], field: str) -> dict[str, str]:
     for word in (part for text in words for part in re.split(r"[,\s]+", text) if part):
         key, equals, value = word.partition("=")
         if not equals:
-            raise InputError(f"{word!r} is not a label; write key=value", field=field)
+            raise InputError(f"{quoted(word)} is not a label; write key=value", field=field)
         found[key] = value
     return _pairs(found, field)
 
@@ -217,9 +217,9 @@ def _profile(text: str | None) -> GpuInstanceProfile | None:
         return GpuInstanceProfile(text)
     except ValueError as error:
         known = ", ".join(GpuInstanceProfile)
-        raise InputError(f"{text!r} is not a profile; use one of {known}", field="gpuInstanceProfile") from (
-            error
-        )
+        raise InputError(
+            f"{quoted(text)} is not a profile; use one of {known}", field="gpuInstanceProfile"
+        ) from error
 
 
 def _policy(text: str | None, labels: Mapping[str, str]) -> MigPolicy:
@@ -247,9 +247,9 @@ def _strategy(text: str | None, profile: GpuInstanceProfile | None, policy: MigP
     try:
         strategy = MigStrategy(text)
     except ValueError as error:
-        raise InputError(f"{text!r} is not a strategy; use none, single or mixed", field="migStrategy") from (
-            error
-        )
+        raise InputError(
+            f"{quoted(text)} is not a strategy; use none, single or mixed", field="migStrategy"
+        ) from error
     if profile is not None and strategy is MigStrategy.NONE:
         raise InputError(
             "none would count a GPU that is cut as a whole one; use single or mixed with a profile",
@@ -267,5 +267,5 @@ def _labels(labels: Mapping[str, str], field: str) -> dict[str, str]:
 def _pairs(labels: Mapping[str, str], field: str) -> dict[str, str]:
     for key, value in labels.items():
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
-            raise InputError(f"{key}={value} is not a label as Kubernetes takes it", field=field)
+            raise InputError(f"{quoted(f'{key}={value}')} is not a label as Kubernetes takes it", field=field)
     return dict(labels)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from gpuslice.devices.sharing import MigStrategy
-from gpuslice.errors import GpuSliceError, InputError
+from gpuslice.errors import GpuSliceError, InputError, quoted
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")
 """AKS's rule for pools of Linux nodes."""
@@ -142,8 +142,8 @@ def check_name(name: str, *, field: str = "name") -> str:
     if not NAME.fullmatch(name):
         plain = re.sub(r"[^a-z0-9]", "", name.lower()).lstrip("0123456789")[:12]
         raise InputError(
-            f"{name!r} is not the name of a node pool; use up to 12 lower-case letters and digits, a letter "
-            f"first{f', such as {plain}' if plain else ''}",
+            f"{quoted(name)} is not the name of a node pool; use up to 12 lower-case letters and digits, a "
+            f"letter first{f', such as {plain}' if plain else ''}",
             field=field,
         )
     return name

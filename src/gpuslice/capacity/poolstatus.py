@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
 from gpuslice import names
 from gpuslice.capacity.nodepool import READY, SCALING, Condition, GPUNodePool, PoolStatus, PoolWish
 from gpuslice.capacity.poolplan import SUCCESS, PoolNode, Recut, Size
+
+LONGEST: Final = 1000
+"""Characters of a condition's message, which may list what others wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,10 @@ def status_of(
         if content is None:
             conditions += [old] if old is not None else []
             continue
-        new = Condition(kind, "True" if content.true else "False", content.reason, content.message, now)
+        message = content.message
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST - 3]}..."
+        new = Condition(kind, "True" if content.true else "False", content.reason, message, now)
         if old is not None and old.status == new.status:
             new = replace(new, last_transition_time=old.last_transition_time)
         conditions.append(new)

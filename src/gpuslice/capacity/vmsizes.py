@@ -15,7 +15,7 @@ from gpuslice.capacity.pools import GpuInstanceProfile
 from gpuslice.config.migstandard import standard_configs
 from gpuslice.devices.catalogue import GpuModel, find_model
 from gpuslice.devices.migtables import geometry_of
-from gpuslice.errors import InputError
+from gpuslice.errors import InputError, quoted
 
 DISABLED: Final = "all-disabled"
 """The configuration of a node whose GPUs are whole."""
@@ -95,7 +95,7 @@ def find_size(name: str, *, field: str = "vmSize") -> VmSize:
             if close
             else "use one with NVIDIA GPUs, such as Standard_ND96asr_v4 or Standard_NC4as_T4_v3"
         )
-        raise InputError(f"{name!r} is not a VM size that is known here; {hint}", field=field)
+        raise InputError(f"{quoted(name)} is not a VM size that is known here; {hint}", field=field)
     return found
 
 
