@@ -3,8 +3,7 @@
 Allocate is answered at once from what is known. A refusal is final for a pod, so before one the API server
 and pod-resources are asked whether it is still true. GetPreferredAllocation may also ask when nobody waits
 for what is asked, since a kubelet's watch can be ahead of ours, and before a container goes elsewhere than
-its scheduler counts it. PreStartContainer asks pod-resources who is about to start, and waits for those to
-end who were deleted by force and had these ids.
+its scheduler counts it.
 """
 
 from __future__ import annotations
@@ -19,42 +18,33 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, happened
-from gpuslice.cluster.podstatus import has_ended
-from gpuslice.cluster.trimming import trimmed
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.sharing import device_of
-from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound, Unavailable
+from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
-from gpuslice.kube.wire import MAX_VERSION, Pod
-from gpuslice.node.grants.held import Held, Refusal, Unsure
-from gpuslice.node.grants.identity import Identity
+from gpuslice.kube.wire import Pod
+from gpuslice.node.grants.held import Held, Refusal
 from gpuslice.node.grants.ledger import Ledger
-from gpuslice.node.grants.nodepod import NodePod, read_pod
-from gpuslice.node.grants.started import Started, StartedContainers
+from gpuslice.node.grants.nodepod import NodePod
+from gpuslice.node.inject.environment import environment
 from gpuslice.node.inject.fakesmi import IN_CONTAINER, NAME, script
 from gpuslice.node.inject.injector import PLAIN, Injector
-from gpuslice.node.inject.slicefiles import GpuPart, SliceFile, SliceFolders
+from gpuslice.node.inject.slicefiles import SliceFolders
 from gpuslice.node.kubelet.lister import PodResourcesLister
-from gpuslice.node.kubelet.messages import ContainerAllocation, Device, Mount, PodResources, PreferredRequest
+from gpuslice.node.kubelet.messages import ContainerAllocation, Device, Mount, PreferredRequest
 from gpuslice.node.kubelet.podfolders import PodFolders
 from gpuslice.node.kubelet.rpc import PodResourcesClient, RpcCode, RpcError
-from gpuslice.node.report.publishing import NoRoom, PodPublisher
-from gpuslice.node.service.startorder import StartOrder
+from gpuslice.node.report.publishing import PodPublisher
+from gpuslice.node.service.pods import FRESH_SECONDS, NodePods
+from gpuslice.node.service.prestart import PreStart
 from gpuslice.requests.kinds import Kind
-from gpuslice.units import read_digits
 
-FRESH_SECONDS: Final = 1.0
-"""How long a question to the API server may hold up an admission."""
-PUBLISH_SECONDS: Final = 2.0
-"""How long a container's start waits for its pod's annotations to be corrected."""
 LIST_SECONDS: Final = 5.0
 DRIVER_SECONDS: Final = 5.0
 """How long the driver may take to say that a device is still as it was announced."""
 REBUILT_SECONDS: Final = 10.0
 """How long a call waits for an agent that has just started to know all; kubelet's other pods wait with it."""
-ENDED_SECONDS: Final = 25.0
-"""How long a container's start waits for a former holder's processes to end; kubelet gives it 30 s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -86,77 +76,58 @@ class DevicePluginService:
         random: Callable[[], float],
     ) -> None:
         self.ledger = ledger
-        self.pods: dict[str, NodePod] = {}
+        self._pods = NodePods(
+            client,
+            node,
+            lambda: ledger.gpus,
+            on_set=self._on_set,
+            on_drop=self._on_drop,
+        )
+        self.pods: Mapping[str, NodePod] = self._pods.read
         self.publisher = PodPublisher(
             client,
             find=self.pods.get,
             ledger=ledger,
-            on_pod=self.set_pod,
+            on_pod=self._pods.set,
             tell=tell,
             clock=clock,
             random=random,
         )
+        listing = PodResourcesLister(lambda: kubelet.list(timeout=LIST_SECONDS))
+        self._prestart = PreStart(ledger, self._pods, listing, folders, pod_folders, self.publisher, clock)
         self.rebuilt = asyncio.Event()
         """Set once it is known what is given out, and which pods the node has."""
         self.lacks = ""
         """What is missing until then, as a sentence."""
-        self.ended = asyncio.Event()
+        self.ended = self._pods.ended
         """Set when a pod has ended or gone: its ids can probably be released."""
         self.settled = asyncio.Event()
         """Set when GPUs have changed their mode because they became free, or were found in use."""
         self.last_call = clock.monotonic()
-        self._raw: dict[str, Pod] = {}
-        self._client = client
-        self._selector = f"spec.nodeName={node}"
         self._kubelet = kubelet
         self._folders = folders
-        self._pod_folders = pod_folders
-        self._starts = StartedContainers()
-        self._recalled = False
         self._isolation_disabled = isolation_disabled
         self._differs = differs
         self._injector = injector
         self._simulated = simulated
         self._complete = complete
         self._clock = clock
-        self._start_order = StartOrder(self._raw.get, self._fetch, clock)
-        self._listing = PodResourcesLister(lambda: self._kubelet.list(timeout=LIST_SECONDS))
 
     # --- what is known ----------------------------------------------------------------------------
     def set_pod(self, pod: Pod) -> None:
-        """A pod of this node as the API server has it; older news than we have are ignored."""
-        pod, known = trimmed(pod), self._raw.get(pod.uid)
-        if known is not None and _version(pod) < _version(known):
-            return
-        self._raw[pod.uid] = pod
-        self._start_order.told()
-        before = self.pods.get(pod.uid)
-        if known is not None and before is not None and _says_the_same(known, pod):
-            read = before if before.alive == (not has_ended(pod)) else replace(before, alive=not before.alive)
-        else:
-            read = read_pod(pod, self.ledger.gpus, before)
-            self.publisher.check([pod.uid])
-        self.pods[pod.uid] = read
-        if not read.alive:
-            self._starts.forget([pod.uid])
-            self.ended.set()
+        """A pod of this node as the API server has it."""
+        self._pods.set(pod)
 
     def drop_pod(self, pod: Pod) -> None:
-        if has_ended(pod):
-            self._starts.forget([pod.uid])
-        self._raw.pop(pod.uid, None)
-        self._start_order.forget(pod.uid)
-        if self.pods.pop(pod.uid, None) is not None:
-            self.ended.set()
+        self._pods.drop(pod)
 
-    def _lingering(self) -> frozenset[str]:
-        """The pods that the API server has no more and whose processes may run on."""
-        gone = self._starts.uids - self.pods.keys()
-        lingering = frozenset(filter(self._pod_folders.has, gone))
-        if gone != lingering:
-            self._starts.forget(gone - lingering)
-        self.ledger.lingering = lingering
-        return lingering
+    def _on_set(self, pod: NodePod, anew: bool) -> None:
+        self._prestart.set_pod(pod)
+        if anew:
+            self.publisher.check([pod.uid])
+
+    def _on_drop(self, pod: Pod) -> None:
+        self._prestart.drop_pod(pod)
 
     def set_gpus(self, gpus: NodeGpus, plain: Sequence[Gpu] | None = None) -> None:
         """The node's GPUs have changed, or how they are announced; `plain` as `Ledger.set_gpus` has it."""
@@ -164,10 +135,7 @@ class DevicePluginService:
         self._read_pods()
 
     def _read_pods(self) -> None:
-        """Of which GPUs a pod's annotations speak follows from those that there are."""
-        gpus = self.ledger.gpus
-        for uid, pod in self._raw.items():
-            self.pods[uid] = read_pod(pod, gpus, self.pods.get(uid))
+        self._pods.read_anew()
         self.publisher.check(self.pods)
 
     # --- the kubelet's calls ----------------------------------------------------------------------
@@ -185,11 +153,11 @@ class DevicePluginService:
     async def prefer(self, kind: Kind, request: PreferredRequest) -> Sequence[str]:
         await self._once_rebuilt()
         self.last_call = self._clock.monotonic()
-        self._lingering()
+        self._prestart.lingering()
         ask = (kind, request.available, request.must_include, request.size)
         knows = self._complete() and self.ledger.expects(kind, request.size, self.pods)
         if not request.must_include and not knows:
-            await self._fetch_all()
+            await self._pods.fetch_all()
         answer = self.ledger.prefer(*ask, self.pods)
         if isinstance(answer, Refusal) or self.ledger.is_doubtful(self.pods):
             # Perhaps what it lacks is held for pods that have ended since we last looked, or that were gone
@@ -205,9 +173,9 @@ class DevicePluginService:
     async def allocate(self, kind: Kind, ids: Sequence[str]) -> ContainerAllocation:
         await self._once_rebuilt()
         self.last_call = self._clock.monotonic()
-        self._lingering()
+        self._prestart.lingering()
         outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
-        if isinstance(outcome, Refusal) and await self._fetch_all():
+        if isinstance(outcome, Refusal) and await self._pods.fetch_all():
             # Before a pod is turned away: a kubelet that gives out all that is left has not asked us, and
             # may know before we do that the former holder has ended or who comes.
             outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
@@ -233,33 +201,15 @@ class DevicePluginService:
         except OSError as error:
             self.ledger.withdraw(outcome)
             raise RpcError(RpcCode.INTERNAL, f"cannot make the container's folder: {error}") from error
-        envs = {**given.envs, **self._environment(outcome)}
+        pod = self.pods.get(outcome.owner.uid) if outcome.owner else None
+        envs = {**given.envs, **environment(outcome, pod, self.ledger.gpus)}
+        if self._isolation_disabled():
+            envs[names.CGPU_DISABLE] = "true"
         return replace(given, envs=envs, mounts=(*mounts, *given.mounts))
 
     async def pre_start(self, kind: Kind, ids: Sequence[str]) -> None:
-        until = self._clock.monotonic() + ENDED_SECONDS
         await self._once_rebuilt()
-        told = False
-        while True:
-            await self._others_ended(kind, ids, until)
-            identity = await self._who_starts(kind, ids)
-            if identity is None:
-                continue
-            if told or await self._told(identity.pod.uid):
-                break
-            # The pod that we took it for is gone; one of the same name has taken its place.
-            told = True
-            self.ledger.doubt(identity.pod.uid)
-            await self._fetch(identity.pod.key)
-        self.publisher.check([identity.pod.uid])
-        self.publisher.check(self.ledger.take_touched())
-        if (pod := self._raw.get(identity.pod.uid)) is not None:
-            sharing = self.ledger.sharing(identity)
-            identity = replace(identity, container=await self._start_order.which(pod, sharing))
-        try:
-            self._folders.write(ids, self._content(identity))
-        except OSError as error:
-            raise RpcError(RpcCode.INTERNAL, f"cannot write the container's slice.json: {error}") from error
+        await self._prestart(kind, ids)
 
     async def _is_not_as_announced(self, held: Held) -> str:
         """Why these devices are not what was announced, as the driver has it now; "" if they are."""
@@ -282,7 +232,7 @@ class DevicePluginService:
         the API server is asked, since nobody else may have them meanwhile.
         """
         calls = self.ledger.calls
-        fresh = self.ledger.has_strangers(self.pods) and await self._fetch_all()
+        fresh = self.ledger.has_strangers(self.pods) and await self._pods.fetch_all()
         await self.reconcile(fresh=fresh and self.ledger.calls == calls)
 
     async def reconcile(self, timeout: float = LIST_SECONDS, *, fresh: bool = False) -> None:
@@ -292,7 +242,7 @@ class DevicePluginService:
         """
         calls, before = self.ledger.calls, self.ledger.gpus
         listing = await self._kubelet.list(timeout=timeout)
-        self._lingering()
+        self._prestart.lingering()
         released = self.ledger.reconcile(
             listing, self.pods, calls, self._clock.monotonic(), fresh=fresh, complete=self._complete()
         )
@@ -303,7 +253,7 @@ class DevicePluginService:
         for gone in released:
             if (
                 not any(h.ids == gone.ids for h in held)
-                and self._folders.of(gone.ids).name not in self._starts
+                and self._folders.of(gone.ids).name not in self._prestart.started
             ):
                 self._folders.remove(gone.ids)
         self.publisher.check({h.owner.uid for h in held if h.owner})
@@ -313,150 +263,16 @@ class DevicePluginService:
 
         First it learns from them what was started before the agent was.
         """
-        if not self._recalled:
-            self._recalled = True
-            self._recall()
+        self._prestart.recall()
         living = {uid for uid, pod in self.pods.items() if pod.alive}
-        self._folders.sweep((h.ids for h in self.ledger.held()), living | self._lingering())
+        self._folders.sweep((h.ids for h in self.ledger.held()), living | self._prestart.lingering())
 
     # --- inside -----------------------------------------------------------------------------------
     async def _look(self) -> None:
         """In a kubelet's call: ask the API server and pod-resources what has changed."""
-        fresh = await self._fetch_all()
+        fresh = await self._pods.fetch_all()
         with contextlib.suppress(RpcError):
             await self.reconcile(FRESH_SECONDS, fresh=fresh)
-
-    def _recall(self) -> None:
-        held = {self._folders.of(h.ids).name: h for h in self.ledger.held()}
-        for name, content in self._folders.written().items():
-            pod = self.pods.get(content.uid)
-            if name not in self._starts and (pod is None or pod.alive):
-                devices = frozenset(gpu.uuid for gpu in content.gpus)
-                known = held.get(name)
-                kind, ids = (known.kind, known.ids) if known else (None, frozenset[str]())
-                key = f"{content.namespace}/{content.pod}"
-                self._starts.note(name, Started(content.uid, key, devices, kind, ids))
-
-    def _in_the_way(self, kind: Kind, ids: Sequence[str]) -> dict[str, str]:
-        """The pods that have to end before this container starts: namespace/name by uid."""
-        gpus = self.ledger.ids.per_gpu(kind, ids)
-        return self._starts.beside(kind, ids, gpus, self._lingering())
-
-    async def _others_ended(self, kind: Kind, ids: Sequence[str], until: float) -> None:
-        """Wait until nobody runs with these ids who was deleted by force. Raises RpcError if that lasts."""
-        while others := self._in_the_way(kind, ids):
-            if not await self._pod_folders.gone(others, until - self._clock.monotonic()):
-                uid, key = next(iter(others.items()))
-                raise RpcError(
-                    RpcCode.FAILED_PRECONDITION,
-                    f"pod {key} had the same GPU, was deleted by force and may run still: its folder "
-                    f"{self._pod_folders.root / uid} is there; this container starts when it is gone",
-                )
-            self.ended.set()
-
-    async def _told(self, uid: str) -> bool:
-        """Make a pod's annotations true, now or, if that cannot be, soon; False if the pod is gone."""
-        try:
-            async with asyncio.timeout(PUBLISH_SECONDS):
-                await self.publisher.publish(uid)
-        except (NotFound, Conflict):
-            return False
-        except NoRoom as error:
-            # Where it is must be known before it runs: others would be promised that room.
-            raise RpcError(RpcCode.FAILED_PRECONDITION, str(error)) from error
-        except (Unavailable, ApiError, TimeoutError):
-            pass  # it is checked again
-        return True
-
-    async def _who_starts(self, kind: Kind, ids: Sequence[str]) -> Identity | None:
-        """Who it is, noted down; None if somebody is in the way. Raises RpcError."""
-        try:
-            listing = await self._listing.get()
-        except RpcError as error:
-            raise RpcError(
-                RpcCode.UNAVAILABLE, f"kubelet's pod-resources do not say whose container starts: {error}"
-            ) from error
-        identity = await self._identify(kind, ids, listing)
-        if self._in_the_way(kind, ids):
-            return None
-        pod, devices = identity.pod, frozenset(map(device_of, identity.held.gpus))
-        started = Started(pod.uid, pod.key, devices, kind, frozenset(ids))
-        self._starts.note(self._folders.of(ids).name, started)
-        return identity
-
-    async def _identify(self, kind: Kind, ids: Sequence[str], listing: Sequence[PodResources]) -> Identity:
-        outcome = self._ask(kind, ids, listing, fresh=False)
-        if isinstance(outcome, Unsure):
-            known = await self._fetch(outcome.key) if outcome.key else await self._fetch_all()
-            if not known:
-                raise RpcError(
-                    RpcCode.UNAVAILABLE,
-                    f"cannot ask the API server about {outcome.key or 'the pods of this node'}; "
-                    "the container starts when it is back",
-                )
-            outcome = self._ask(kind, ids, listing, fresh=True)
-        if isinstance(outcome, Identity):
-            return outcome
-        sentence = outcome.sentence if isinstance(outcome, Refusal) else "the pod is not known"
-        raise RpcError(RpcCode.FAILED_PRECONDITION, sentence)
-
-    def _ask(
-        self, kind: Kind, ids: Sequence[str], listing: Sequence[PodResources], *, fresh: bool
-    ) -> Identity | Unsure | Refusal:
-        now = self._clock.monotonic()
-        return self.ledger.identify(kind, ids, listing, self.pods, now, fresh=fresh)
-
-    async def _fetch(self, key: str) -> bool:
-        """Read one pod anew; True if the API server answered."""
-        namespace, _, name = key.partition("/")
-        try:
-            async with asyncio.timeout(PUBLISH_SECONDS):
-                pod = await self._client.get(Pod, name, namespace)
-        except NotFound:
-            self._supersede(key, None)
-            return True
-        except (GpuSliceError, TimeoutError):
-            return False
-        self._supersede(key, pod.uid)
-        self.set_pod(pod)
-        return True
-
-    def _supersede(self, key: str, uid: str | None) -> None:
-        for pod in [p for p in self._raw.values() if p.key == key and p.uid != uid]:
-            self.drop_pod(pod)
-
-    async def _fetch_all(self) -> bool:
-        """Read the node's pods anew; True if the API server answered."""
-        before = set(self._raw)
-        try:
-            async with asyncio.timeout(FRESH_SECONDS):
-                listing = await self._client.list(Pod, field_selector=self._selector)
-        except (GpuSliceError, TimeoutError):
-            return False
-        present = {pod.uid for pod in listing.items}
-        for uid in before - present:
-            if uid in self._raw:
-                self.drop_pod(self._raw[uid])
-        for pod in listing.items:
-            self.set_pod(pod)
-        return True
-
-    def _environment(self, held: Held) -> Mapping[str, str]:
-        """What a container is told besides its devices."""
-        envs: dict[str, str] = {}
-        if not held.kind.whole:
-            gpus = [gpu for uuid in held.gpus if (gpu := self.ledger.gpus.find(uuid)) is not None]
-            pod = self.pods.get(held.owner.uid) if held.owner else None
-            envs |= {
-                names.MEM_IDX: ",".join(str(gpu.index) for gpu in gpus),
-                # The one value that no id tells: right unless a pod of another total waits for as much, too.
-                names.MEM_POD: str(pod.request.units if pod else len(held.ids)),
-                names.MEM_CONTAINER: str(len(held.ids)),
-                names.MEM_DEV: str(self.ledger.gpus.units_of(gpus[0])),
-            }
-        if self._isolation_disabled():
-            envs[names.CGPU_DISABLE] = "true"
-        return envs
 
     def _mounts(self, held: Held) -> tuple[Mount, ...]:
         """Make what the container sees of the host. Raises OSError."""
@@ -466,31 +282,3 @@ class DevicePluginService:
         program = script(self._simulated(), frozenset(map(device_of, held.gpus)))
         path = self._folders.add_program(held.ids, NAME, program)
         return (*mounts, Mount(IN_CONTAINER, str(path)))
-
-    def _content(self, identity: Identity) -> SliceFile:
-        kind, gpus = identity.held.kind, self.ledger.gpus
-        parts = tuple(
-            GpuPart(
-                gpu.index,
-                gpu.device,
-                gpu.model,
-                kind.mib(gpus, uuid, count),
-                kind.whole and uuid == gpu.device,
-            )
-            for uuid, count in identity.held.gpus.items()
-            if (gpu := gpus.find(uuid)) is not None
-        )
-        pod = identity.pod
-        return SliceFile(pod.namespace, pod.name, pod.uid, identity.container, parts)
-
-
-def _says_the_same(old: Pod, new: Pod) -> bool:
-    """True if only the status may differ: what a pod asks for cannot be changed."""
-    return (
-        old.annotations == new.annotations
-        and old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
-    )
-
-
-def _version(pod: Pod) -> int:
-    return read_digits(pod.metadata.resource_version, MAX_VERSION) or 0
