@@ -20,7 +20,7 @@ TEST_ARGS ?= -n 2
 E2E_TESTS ?= tests/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test programs e2e chaos contract lint manifests image sbom audit bench peers fresh clean
+.PHONY: help ready demo up test programs e2e chaos contract lint manifests image sbom audit bench peers fresh clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 10
@@ -34,6 +34,8 @@ $(VENV)/.ready: $(UV) pyproject.toml uv.lock
 	@test -n "$(INTERPRETER)" || { echo "there is no $(PYTHON) here; choose another with PYTHON=..." >&2; exit 1; }
 	@$(UV) sync --quiet --frozen --no-python-downloads --python $(INTERPRETER)
 	@touch $@
+
+ready: $(VENV)/.ready ## Install what the others need
 
 demo: $(VENV)/.ready ## Start a cluster in one process, share its GPUs, check what happened, end
 	@$(BIN)/python -m gpuslice.cli.demo

@@ -58,7 +58,7 @@ VARIABLES: Final = (
 LEFT_OVER: Final = ("PIP_FIND_LINKS", "UV_CACHE_DIR", "GOCACHE", "GOMODCACHE", "GOPATH", "GOROOT")
 """Not these: they are ways to what is on this machine already."""
 STEPS: Final = (
-    "make .venv/.ready",
+    "make ready",
     ".venv-uv/bin/python tools/kubectl.py",
     ".venv-uv/bin/python tools/helm.py",
     "make audit",
