@@ -174,7 +174,8 @@ async def run(step: Step, log: IO[bytes]) -> int:
     """Run a step to its end, or to that of our patience; its exit status."""
     environment = dict(os.environ)
     if step.report:
-        environment["PYTEST_ADDOPTS"] = f"--junitxml={shlex.quote(str(step.report))}"
+        given = environment.get("PYTEST_ADDOPTS", "")
+        environment["PYTEST_ADDOPTS"] = f"{given} --junitxml={shlex.quote(str(step.report))}"
     process = await asyncio.create_subprocess_exec(
         *step.command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
     )
