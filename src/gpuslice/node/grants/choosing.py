@@ -16,7 +16,7 @@ from gpuslice.devices.inventory import Apart, NodeGpus
 from gpuslice.devices.preferred import nearest
 from gpuslice.devices.sharing import device_of
 from gpuslice.node.grants.deviceids import DeviceIds
-from gpuslice.node.grants.held import Held, Owner, Refusal, Wish
+from gpuslice.node.grants.held import Held, Owner, Refusal, WaitingContainer
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.placement.node import place
 from gpuslice.placement.room import GpuRoom
@@ -144,24 +144,26 @@ def beside(question: Question, kept: Sequence[str]) -> tuple[str, ...] | Refusal
     return (*kept, *spare[:missing])
 
 
-def choose(question: Question, wishes: Sequence[Wish]) -> tuple[tuple[str, ...], Owner | None] | Refusal:
+def choose(
+    question: Question, waiting: Sequence[WaitingContainer]
+) -> tuple[tuple[str, ...], Owner | None] | Refusal:
     """The ids and the container that they are probably for, or why there are none.
 
     Where nobody planned it, whole GPUs are near to each other.
     """
-    if not question.kind.whole and (safe := _safe_for_all(question, wishes)):
+    if not question.kind.whole and (safe := _safe_for_all(question, waiting)):
         return safe
-    for wish in wishes:
-        for gpus in _favourites(question, wish):
-            if gpus != wish.planned:
+    for one in waiting:
+        for gpus in _favourites(question, one):
+            if gpus != one.planned:
                 # Not where it was planned: what others were promised there stays theirs.
                 least = question.gpus.unit.to_mib(question.size)
-                if any(r.uuid in gpus and r.free_mib < least for r in question.rooms(wish.pod.uid)):
+                if any(r.uuid in gpus and r.free_mib < least for r in question.rooms(one.pod.uid)):
                     continue
             if (taken := question.take(gpus)) is not None:
-                return taken, wish.owner
+                return taken, one.owner
     stranger = PodRequest((ContainerRequest("", Role.APP, question.kind, question.size),))
-    for asking in wishes or (None,):
+    for asking in waiting or (None,):
         request = _rest(asking, question.kind) if asking else stranger
         rooms = question.rooms(asking.pod.uid if asking else "")
         placed = place(request, question.gpus.unit, rooms)
@@ -170,7 +172,7 @@ def choose(question: Question, wishes: Sequence[Wish]) -> tuple[tuple[str, ...],
         gpus = tuple(grant.gpu for grant in placed.of(request.containers[0].name))
         if (taken := question.take(_near(question, rooms, gpus))) is not None:
             return taken, asking.owner if asking else None
-    return _why_not(question, wishes)
+    return _why_not(question, waiting)
 
 
 def _near(
@@ -202,37 +204,39 @@ def _more(question: Question, kept: Sequence[str], missing: int) -> Sequence[str
     return ()
 
 
-def _safe_for_all(question: Question, wishes: Sequence[Wish]) -> tuple[tuple[str, ...], Owner] | None:
+def _safe_for_all(
+    question: Question, waiting: Sequence[WaitingContainer]
+) -> tuple[tuple[str, ...], Owner] | None:
     """A GPU that is right whichever of these containers is asking, if an init container is among them.
 
     What a pod's init container gets binds the containers after it to that GPU, and they may need more. So
     containers of this size are not interchangeable: where another was planned, the pod may not fit.
     None if there is no doubt, or no such GPU.
     """
-    needs = [_need_here(wish) for wish in wishes]
-    if len(set(needs)) < 2 or any(wish.container.across > 1 for wish in wishes):
+    needs = [_need_here(one) for one in waiting]
+    if len(set(needs)) < 2 or any(one.container.across > 1 for one in waiting):
         return None
     rooms = question.rooms()
-    planned = [uuid for wish in wishes for uuid in wish.planned]
+    planned = [uuid for one in waiting for uuid in one.planned]
     rest = [room.uuid for room in sorted(rooms, key=lambda room: (room.free_mib, room.index))]
     left = {room.uuid: room.free_mib for room in rooms if room.available}
     for uuid in dict.fromkeys(planned + rest):
         taken = question.take((uuid,))
         if taken is not None and all(
-            left.get(uuid, 0) + _promised_to(wish.pod, uuid) >= question.gpus.unit.to_mib(need)
-            for wish, need in zip(wishes, needs, strict=True)
+            left.get(uuid, 0) + _promised_to(one.pod, uuid) >= question.gpus.unit.to_mib(need)
+            for one, need in zip(waiting, needs, strict=True)
         ):
             # An init container shows itself by the next call, which takes its ids over; the others do not.
-            modest = [wish for wish, need in zip(wishes, needs, strict=True) if need == min(needs)]
+            modest = [one for one, need in zip(waiting, needs, strict=True) if need == min(needs)]
             return taken, next((w.owner for w in modest if w.planned == (uuid,)), modest[0].owner)
     return None
 
 
-def _need_here(wish: Wish) -> int:
+def _need_here(one: WaitingContainer) -> int:
     """Units that must be free on the GPU of this container: for an init container, those of its whole pod."""
-    if wish.container.role is not Role.INIT:
-        return wish.container.units
-    return _rest(wish, wish.container.kind).units
+    if one.container.role is not Role.INIT:
+        return one.container.units
+    return _rest(one, one.container.kind).units
 
 
 def _promised_to(pod: NodePod, uuid: str) -> int:
@@ -241,31 +245,31 @@ def _promised_to(pod: NodePod, uuid: str) -> int:
     return sum(charge.mib for charge in charges if charge.gpu == uuid and not charge.whole)
 
 
-def _favourites(question: Question, wish: Wish) -> list[tuple[str, ...]]:
+def _favourites(question: Question, one: WaitingContainer) -> list[tuple[str, ...]]:
     """GPUs to try: where the pod's other containers are already, then where it was planned."""
-    if wish.pod.planned is None:
+    if one.pod.planned is None:
         return []
-    planned = wish.planned
+    planned = one.planned
     mine = {
         uuid
         for holding in question.held
-        if holding.kind == question.kind and holding.owner and holding.owner.uid == wish.pod.uid
+        if holding.kind == question.kind and holding.owner and holding.owner.uid == one.pod.uid
         for uuid in holding.gpus
     }
-    together = len(set(wish.pod.planned.gpus)) == 1 and not question.kind.whole
-    if together and len(mine) == 1 and wish.container.across == 1 and (*mine,) != planned:
+    together = len(set(one.pod.planned.gpus)) == 1 and not question.kind.whole
+    if together and len(mine) == 1 and one.container.across == 1 and (*mine,) != planned:
         return [(*mine,), planned]
     return [planned]
 
 
-def _rest(wish: Wish, kind: Kind) -> PodRequest:
+def _rest(one: WaitingContainer, kind: Kind) -> PodRequest:
     """A container and those of its pod that come after it."""
-    later = wish.pod.request.containers[wish.position :]
+    later = one.pod.request.containers[one.position :]
     return PodRequest(tuple(container for container in later if container.kind == kind))
 
 
-def _why_not(question: Question, wishes: Sequence[Wish]) -> Refusal:
-    across = wishes[0].container.across if wishes else 1
+def _why_not(question: Question, waiting: Sequence[WaitingContainer]) -> Refusal:
+    across = waiting[0].container.across if waiting else 1
     size, free, kind = question.size, question.free, question.kind
     if kind.whole:
         gpus = question.gpus.gpus

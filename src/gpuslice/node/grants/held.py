@@ -55,7 +55,7 @@ class Unsure:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WaitingContainer:
     """A container that was not seen to get its ids yet. `position` in the order of its pod's start."""
 
     pod: NodePod
@@ -74,27 +74,27 @@ class Wish:
         return tuple(grant.gpu for grant in self.pod.planned.of(self.container.name))
 
 
-def wishes(
+def likeliest(
     pods: Mapping[str, NodePod], held: Iterable[Held], kind: Kind, size: int, current: str
-) -> list[Wish]:
+) -> list[WaitingContainer]:
     """The waiting containers that ask for exactly that much, the likeliest first.
 
     The kubelet admits one pod at a time and its containers in order, so the next container of the pod it is
     at (`current`, a uid) is likeliest; then the pods by the time of their bind, and of each pod the first.
     """
-    found: list[tuple[bool, bool, bool, int, str, int, Wish]] = []
-    for wish, is_next in waiting(pods, held, kind, size):
-        pod = wish.pod
+    found: list[tuple[bool, bool, bool, int, str, int, WaitingContainer]] = []
+    for one, is_next in waiting(pods, held, kind, size):
+        pod = one.pod
         # A pod without a time of bind was placed by nobody: it comes last.
         when = pod.since or 2**63
         is_current = is_next and pod.uid == current
-        found.append((not is_current, pod.leaving, not is_next, when, pod.key, wish.position, wish))
+        found.append((not is_current, pod.leaving, not is_next, when, pod.key, one.position, one))
     return [rank[-1] for rank in sorted(found, key=itemgetter(0, 1, 2, 3, 4, 5))]
 
 
 def waiting(
     pods: Mapping[str, NodePod], held: Iterable[Held], kind: Kind, size: int
-) -> Iterator[tuple[Wish, bool]]:
+) -> Iterator[tuple[WaitingContainer, bool]]:
     """The containers that wait for exactly that much, and of each if it is the next of its pod."""
     owned: dict[str, set[str]] = {}
     for holding in held:
@@ -109,7 +109,7 @@ def waiting(
         for position, container in enumerate(containers):
             if container.name not in served:
                 if container.count(kind) == size:
-                    yield Wish(pod, container, position), is_next
+                    yield WaitingContainer(pod, container, position), is_next
                 is_next = False
 
 

@@ -3,7 +3,8 @@
 A kubelet asks for ids without saying for whom, in no useful order, and sometimes offers ids that are in
 use. So the ledger keeps what Allocate gave out until pod-resources and the API server agree that the pod is
 gone, and until its processes are, which both forget if it is deleted by force; it guesses the owner at first
-(`choosing`) and learns it from pod-resources before any process of the container runs (`identity`).
+(`choosing`, `claiming`) and learns it from pod-resources before any process of the container runs
+(`identity`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.node.grants import identity
 from gpuslice.node.grants.choosing import Question, beside, choose
+from gpuslice.node.grants.claiming import claimant, closed, heir, scattered
 from gpuslice.node.grants.deviceids import DeviceIds
 from gpuslice.node.grants.held import (
     Held,
     Owner,
     Refusal,
     Unsure,
-    Wish,
+    WaitingContainer,
     inits,
     is_init,
     is_over,
+    likeliest,
     waiting,
-    wishes,
 )
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.node.grants.table import GrantTable
@@ -35,7 +37,6 @@ from gpuslice.node.grants.transition import settle
 from gpuslice.node.kubelet.messages import PodResources
 from gpuslice.requests.allocation import Allocation
 from gpuslice.requests.kinds import Kind
-from gpuslice.requests.pod import Role
 
 _NONE: Final[frozenset[str]] = frozenset()
 SETTLED_SECONDS: Final = 10.0
@@ -133,7 +134,7 @@ class Ledger:
     def _answer(self, question: Question, must_include: Collection[str]) -> tuple[str, ...] | Refusal:
         if must_include:
             return beside(question, sorted(must_include))
-        chosen = choose(question, self._wishes(question.kind, question.size, question.pods))
+        chosen = choose(question, self._waiting(question.kind, question.size, question.pods))
         if isinstance(chosen, Refusal):
             return chosen
         self._preferred = (question.kind, frozenset(chosen[0]), chosen[1])
@@ -172,7 +173,7 @@ class Ledger:
                 f'invalid allocation request for "{kind.resource}": invalid request: unknown device: '
                 f"{next(unknown, 'none')}; kubelet's list of ids is too old"
             )
-        refusal = self._closed(kind, gpus, pods)
+        refusal = closed(self._table, kind, gpus, pods)
         if refusal is not None:
             return refusal
         shared = [h for h in self._table.held() if h.kind == kind and h.ids & wanted]
@@ -182,14 +183,14 @@ class Ledger:
             self._table.release(holding)
             (self._displaced if self._lingers(holding) else self._over).append(holding)
         if shared:
-            owner = self._heir(shared, kind, len(wanted), pods)
+            owner = heir(self._table, shared, kind, len(wanted), pods, self._waiting(kind, len(wanted), pods))
             if owner is None:
                 return Refusal(
                     f"kubelet gives out {len(wanted)} ids of which {self._whose(shared[0], pods)} holds "
                     "some; they are not given to two, the pod has to be made anew"
                 )
             if not kind.whole and len(gpus) > 1:
-                return self._scattered(gpus, len(wanted))
+                return scattered(self.gpus, gpus, len(wanted))
         else:
             found = self._claim(kind, wanted, gpus, pods)
             if isinstance(found, Refusal):
@@ -330,76 +331,13 @@ class Ledger:
             return False
         return now - holding.since < STRANGER_SECONDS
 
-    def _wishes(self, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> list[Wish]:
-        return wishes(pods, self._table.held(), kind, size, self._current)
+    def _waiting(self, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> list[WaitingContainer]:
+        return likeliest(pods, self._table.held(), kind, size, self._current)
 
     def _waits(self, owner: Owner, kind: Kind, size: int, pods: Mapping[str, NodePod]) -> bool:
         """True if that container is still without its ids."""
         mine = {owner.uid: pod} if (pod := pods.get(owner.uid)) else {}
-        return any(wish.owner == owner for wish, _ in waiting(mine, self._table.held(), kind, size))
-
-    def _closed(self, kind: Kind, gpus: Mapping[str, int], pods: Mapping[str, NodePod]) -> Refusal | None:
-        """Why one of these GPUs must not give out anything of this kind."""
-        for uuid in gpus:
-            gpu = self.gpus.find(uuid)
-            if gpu is None:
-                return Refusal(f"GPU {uuid} is not there any more and gets no container")
-            if not gpu.available:
-                return Refusal(f"GPU {gpu.index} gets no container; it is {gpu.availability}")
-            if any(uuid in h.gpus and h.kind != kind and not is_over(h, pods) for h in self._table.held()):
-                how = "shared" if kind.whole else "held whole"
-                return Refusal(
-                    f"GPU {gpu.index} is {how} by another container; it can be used in one way only"
-                )
-        return None
-
-    def _heir(
-        self, shared: Sequence[Held], kind: Kind, size: int, pods: Mapping[str, NodePod]
-    ) -> Owner | None:
-        """The container that takes over ids of its pod's init containers, or None if that is impossible.
-
-        A kubelet serves one pod at a time, so what it gave out since must belong to the same pod.
-        """
-        uids = {h.owner.uid if h.owner else "" for h in shared}
-        pod = pods.get(next(iter(uids))) if len(uids) == 1 else None
-        if pod is not None and all(is_init(pod, h.owner) for h in shared):
-            found = next((w for w in self._wishes(kind, size, pods) if w.pod.uid == pod.uid), None)
-            if found is not None:
-                return found.owner
-        first = min(h.call for h in shared)
-        for candidate in sorted(pods.values(), key=lambda p: (p.since, p.key)):
-            run = self._run(candidate, shared, first, kind, size)
-            if run:
-                containers = candidate.request.containers
-                for holding, container in zip(run, containers, strict=False):
-                    owner = Owner(candidate.uid, container.name)
-                    self._table.hand_over(holding, owner, pods)
-                    self._table.give(holding.serial, owner, certain=False)
-                return Owner(candidate.uid, containers[len(run)].name)
-        return None
-
-    def _run(
-        self, pod: NodePod, shared: Sequence[Held], first: int, kind: Kind, size: int
-    ) -> list[Held] | None:
-        """The latest grants, if they can be those of this pod's first containers and these its next ids."""
-        if not pod.alive:
-            return None
-        latest = sorted(self._table.held(), key=lambda h: h.call)
-        least = sum(h.call >= first for h in latest)
-        containers = pod.request.containers
-        for count in range(least, min(len(latest), len(containers) - 1) + 1):
-            run = latest[len(latest) - count :]
-            fits = all(
-                not h.certain and c.count(h.kind) == len(h.ids) for h, c in zip(run, containers, strict=False)
-            )
-            lent = all(
-                c.role is Role.INIT
-                for h, c in zip(run, containers, strict=False)
-                if any(h.serial == s.serial for s in shared)
-            )
-            if fits and lent and containers[count].count(kind) == size:
-                return run
-        return None
+        return any(one.owner == owner for one, _ in waiting(mine, self._table.held(), kind, size))
 
     def _claim(
         self, kind: Kind, ids: frozenset[str], gpus: Mapping[str, int], pods: Mapping[str, NodePod]
@@ -409,32 +347,7 @@ class Ledger:
             meant = self._preferred[2]
             if meant is None or self._waits(meant, kind, len(ids), pods):
                 return meant
-        asking = self._wishes(kind, len(ids), pods)
-        if kind.whole:
-            return asking[0].owner if asking else None
-        even = len(set(gpus.values())) == 1
-        suited = [wish for wish in asking if even and wish.container.across == len(gpus)]
-        if len(gpus) > 1 and not suited:
-            return self._scattered(gpus, len(ids))
-        if asking and not suited:
-            return Refusal(
-                f"the container is to have its memory on {asking[0].container.across} GPUs, but kubelet "
-                "gives out all that is left, which is on one"
-            )
-        planned = [wish for wish in suited if set(wish.planned) == set(gpus)]
-        best = next(iter(planned or suited), None)
-        return best.owner if best else None
-
-    def _scattered(self, gpus: Mapping[str, int], size: int) -> Refusal:
-        parts = ", ".join(
-            f"{self.gpus.unit.say(count)} on GPU {gpu.index}"
-            for uuid, count in gpus.items()
-            if (gpu := self.gpus.find(uuid)) is not None
-        )
-        return Refusal(
-            f"the container asks for {self.gpus.unit.say(size)} of one GPU's memory, but what is left lies "
-            f"apart: {parts}"
-        )
+        return claimant(self._table, kind, len(ids), gpus, self._waiting(kind, len(ids), pods))
 
     def _whose(self, holding: Held, pods: Mapping[str, NodePod]) -> str:
         pod = pods.get(holding.owner.uid) if holding.owner else None
