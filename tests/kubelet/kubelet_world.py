@@ -104,6 +104,8 @@ class Plugin:
         self.in_flight = 0
         self.most_in_flight = 0
         self.server: Server | None = None
+        self.disconnected = asyncio.Event()
+        """The kubelet's stream has ended."""
         self._changed = asyncio.Event()
 
     def publish(self, devices: list[Device]) -> None:
@@ -114,10 +116,14 @@ class Plugin:
         return PluginOptions(pre_start_required=True, preferred_allocation=True)
 
     async def list_and_watch(self) -> AsyncIterator[Sequence[Device]]:
-        while True:
-            self._changed.clear()
-            yield self.devices
-            await self._changed.wait()
+        self.disconnected.clear()
+        try:
+            while True:
+                self._changed.clear()
+                yield self.devices
+                await self._changed.wait()
+        finally:
+            self.disconnected.set()
 
     async def prefer(self, requests: Sequence[PreferredRequest]) -> Sequence[Sequence[str]]:
         self.asked.extend(requests)
@@ -177,11 +183,15 @@ class World:
     def pod_resources(self) -> Path:
         return self.folder / "pod-resources/kubelet.sock"
 
-    async def serve(self, plugin: Plugin, resource: str = RESOURCE) -> None:
+    async def serve(self, plugin: Plugin, resource: str = RESOURCE, *, endpoint: str = "") -> None:
         """Serve a plugin and register it; returns when its ids are known."""
-        endpoint = resource.replace("/", "-") + ".sock"
+        endpoint = endpoint or resource.replace("/", "-") + ".sock"
         plugin.server = await serve_plugin(self.plugins / endpoint, plugin)
         self.served.append(plugin)
+        await self.register(plugin, resource, endpoint=endpoint)
+
+    async def register(self, plugin: Plugin, resource: str = RESOURCE, *, endpoint: str) -> None:
+        """Register a plugin that is served; returns when its ids are known."""
         options = await plugin.options()
         await register(self.plugins / "kubelet.sock", Registration(resource, endpoint, options))
         healthy = sum(device.healthy for device in plugin.devices)

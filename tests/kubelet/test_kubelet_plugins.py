@@ -11,7 +11,15 @@ import pytest
 from kubelet_world import GUARD, IDS, RESOURCE, Plugin, container, world
 
 from gpuslice.local.kubelet.podworker import IGNORE_TERM
-from gpuslice.node.kubelet.messages import ContainerAllocation, Device, Mount, PodName, Registration
+from gpuslice.node.kubelet.messages import (
+    ContainerAllocation,
+    Device,
+    Mount,
+    PodName,
+    PreferredRequest,
+    Registration,
+)
+from gpuslice.node.kubelet.pluginserver import LISTENED_SECONDS, PluginServer, ResourcePlugin
 from gpuslice.node.kubelet.rpc import (
     PluginClient,
     PodResourcesClient,
@@ -20,6 +28,7 @@ from gpuslice.node.kubelet.rpc import (
     register,
     serve_plugin,
 )
+from gpuslice.requests.kinds import SHARES, Kind
 
 SENTENCE = "no single GPU has 5 GiB free; the fullest fit is 3 GiB on GPU 2"
 
@@ -395,6 +404,43 @@ async def test_a_plugin_that_registers_again_replaces_itself() -> None:
         assert again.allocated == [frozenset(IDS[:7])]
 
 
+async def test_the_end_of_a_replaced_plugins_stream_disconnects_who_replaced_it() -> None:
+    """As kubelet 1.36: whose stream ended is not asked. Who registers once more is known again."""
+    async with world() as node:
+        old, new = Plugin(IDS), Plugin(IDS[:7])
+        await node.serve(old)
+        await node.serve(new, endpoint="new.sock")
+        assert old.server is not None
+        await old.server.stop()
+        await node.node(lambda seen: (seen.status.allocatable or {}).get(RESOURCE) == "0")
+        async with asyncio.timeout(GUARD):
+            await new.disconnected.wait()
+        await node.register(new, endpoint="new.sock")
+        await node.create("p", container("c", 7))
+        await node.phase("p", "Running")
+        assert new.allocated == [frozenset(IDS[:7])]
+
+
+async def test_our_plugin_server_registers_again_when_the_end_of_another_disconnects_it() -> None:
+    """The process of a replaced agent may end after the new one has registered; the node must not lose its GPUs."""
+    async with world() as node:
+        old = Plugin(IDS)
+        await node.serve(old)
+        new = ResourcePlugin(SHARES, Shares())
+        server = PluginServer(new, node.plugins, clock=node.clock, random=lambda: 0.5)
+        task = asyncio.create_task(server.run())
+        try:
+            await node.node(lambda seen: (seen.status.allocatable or {}).get(RESOURCE) == "7")
+            node.clock.advance(LISTENED_SECONDS)
+            assert old.server is not None
+            await old.server.stop()
+            await node.node(lambda seen: (seen.status.allocatable or {}).get(RESOURCE) == "0")
+            await node.node(lambda seen: (seen.status.allocatable or {}).get(RESOURCE) == "7")
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_the_plugins_mounts_are_seen_by_exec(tmp_path: Path) -> None:
     """`cat /run/gpuslice/slice.json` reads the file that Allocate mounted."""
     (tmp_path / "slice.json").write_text('{"pod":"p"}')
@@ -418,6 +464,22 @@ async def test_the_list_of_a_plugin_arrives_as_it_was_sent() -> None:
             assert await anext(lists) == tuple(plugin.devices)
         await client.aclose()
         await server.stop()
+
+
+class Shares:
+    """Seven ids, and nobody asks for them."""
+
+    def devices(self, kind: Kind) -> Sequence[Device]:
+        return [Device(id_) for id_ in IDS[:7]]
+
+    async def prefer(self, kind: Kind, request: PreferredRequest) -> Sequence[str]:
+        raise NotImplementedError
+
+    async def allocate(self, kind: Kind, ids: Sequence[str]) -> ContainerAllocation:
+        raise NotImplementedError
+
+    async def pre_start(self, kind: Kind, ids: Sequence[str]) -> None:
+        raise NotImplementedError
 
 
 def _restarts(pod: object) -> int:

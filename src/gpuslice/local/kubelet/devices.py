@@ -46,6 +46,8 @@ class _Endpoint:
         self.options = registration.options
         self.client = client
         self.task: asyncio.Task[None] | None = None
+        self.stopped = False
+        """The kubelet holds it for gone: it is not asked any more."""
 
     async def close(self) -> None:
         if self.task is not None:
@@ -79,6 +81,7 @@ class Devices:
         self._random = random
         self._file = CheckpointFile(folder)
         self._endpoints: dict[str, _Endpoint] = {}
+        self._connected: dict[str, _Endpoint] = {}  # of these, whose streams are held for open
         self._replaced: list[_Endpoint] = []  # of plugins that registered again; their streams may be open
         self._server: Server | None = None
         self._expiries: set[asyncio.Task[None]] = set()
@@ -130,11 +133,9 @@ class Devices:
             raise RpcError(RpcCode.UNKNOWN, str(error)) from error
         endpoint = _Endpoint(registration, client)
         old = self._endpoints.get(registration.resource)
-        self._endpoints[registration.resource] = endpoint
+        self._endpoints[registration.resource] = self._connected[registration.resource] = endpoint
         if old is not None:
-            # Its stream stays open, and when that ends at last, the resource is taken to be gone: a plugin
-            # that registers again has to stop serving first.
-            self._replaced.append(old)
+            self._replaced.append(old)  # its stream stays open
         self.manager.connect(registration.resource)
         endpoint.task = asyncio.create_task(
             self._follow(registration.resource, endpoint), name=f"ListAndWatch {registration.resource}"
@@ -150,10 +151,17 @@ class Devices:
         except RpcError as error:
             reason = error.as_go_prints_it
         _log.info("a device plugin is gone", resource=resource, reason=reason)
-        # It stays in the table, as in the kubelet: calls fail with what gRPC says.
-        self.manager.disconnect(resource, self._clock.monotonic())
-        self._expire_later()
-        self._on_change()
+        # A kubelet does not ask whose stream ended. It disconnects who is registered now, so a plugin that
+        # registered beside an old one loses its stream when the old one ends, and has to register once more
+        # (`runClient` in pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go of 1.36).
+        current = self._connected.pop(resource, None)
+        if current is not None:
+            current.stopped = True
+            self.manager.disconnect(resource, self._clock.monotonic())
+            self._expire_later()
+            self._on_change()
+            if current is not endpoint:
+                await current.close()
         if endpoint in self._replaced:
             self._replaced.remove(endpoint)
             await endpoint.client.aclose()
@@ -202,6 +210,9 @@ class Devices:
             if endpoint is None:
                 self.manager.rollback()
                 raise AllocationError(f"unknown Device Plugin {resource}")
+            if endpoint.stopped:
+                self.manager.rollback()
+                raise AllocationError(_stopped(resource))
             try:
                 answers = await endpoint.client.allocate(tuple(decision.ids))
             except RpcError as error:
@@ -218,6 +229,9 @@ class Devices:
             raise AllocationError(f"endpoint not found in cache for a registered resource: {ask.resource}")
         if not endpoint.options.preferred_allocation:
             return ()
+        if endpoint.stopped:
+            text = f"device plugin GetPreferredAllocation rpc failed with err: {_stopped(ask.resource)}"
+            raise AllocationError(text)
         try:
             return await endpoint.client.prefer(
                 PreferredRequest(tuple(ask.available), tuple(ask.must_include), ask.size)
@@ -240,6 +254,9 @@ class Devices:
                 # Admitted before the plugin came: the kubelet allocates late rather than never.
                 await self._allocate(pod, container, Reusable(), running=False)
                 ids = self.manager.held(pod.uid, container.name, resource) or frozenset()
+            if endpoint.stopped:
+                text = f"device plugin PreStartContainer rpc failed with err: {_stopped(resource)}"
+                raise AllocationError(text)
             try:
                 await endpoint.client.pre_start(tuple(ids))
             except RpcError as error:
@@ -275,6 +292,11 @@ class Devices:
             self._saving.cancel()
             self._saving = None
             self._file.save(self.manager.healthy_ids(), self.manager.all_holdings())
+
+
+def _stopped(resource: str) -> str:
+    """What a kubelet says of a plugin that is gone; it prints a pointer where the name is."""
+    return f"endpoint {resource} has been stopped"
 
 
 def _extended(resource: str) -> bool:

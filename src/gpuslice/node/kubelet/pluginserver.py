@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from gpuslice.clock import Clock
+from gpuslice.clock import Clock, happened
 from gpuslice.errors import InputError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.node.kubelet.inotify import FolderWatch
@@ -61,6 +61,8 @@ class ResourcePlugin:
         self.resource = kind.resource
         self._kind = kind
         self.streams = 0
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when a stream has ended, whoever ended it."""
         self._service = service
         self._changed = asyncio.Event()
 
@@ -81,6 +83,7 @@ class ResourcePlugin:
                 await changed.wait()
         finally:
             self.streams -= 1
+            self.on_end()
 
     async def prefer(self, requests: Sequence[PreferredRequest]) -> Sequence[Sequence[str]]:
         return [await self._service.prefer(self._kind, request) for request in requests]
@@ -120,13 +123,11 @@ class PluginServer:
         """For ever. Raises InputError if the socket is in use by another process."""
         wake = asyncio.Event()
         watch = FolderWatch(self._folder, (self._path.name, KUBELET_SOCKET), wake.set)
+        self.plugin.on_end = wake.set
         try:
             while True:
                 wake.clear()
-                wait = await self._settle()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await wake.wait()
+                await happened(wake, self._clock, await self._settle())
         finally:
             watch.close()
             if self._server is not None:
@@ -150,8 +151,10 @@ class PluginServer:
             self._forgotten()
             return LISTENED_SECONDS
         since = self._clock.monotonic() - self._registered_at
-        if kubelet == self._known_by and (self.plugin.streams or since < LISTENED_SECONDS):
+        if kubelet == self._known_by and self.plugin.streams:
             return LISTENED_SECONDS
+        if kubelet == self._known_by and since < LISTENED_SECONDS:
+            return LISTENED_SECONDS - since
         try:
             await register(self._kubelet, Registration(self.plugin.resource, self._path.name, OPTIONS))
         except RpcError as error:
