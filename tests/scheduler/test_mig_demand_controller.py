@@ -18,7 +18,7 @@ from gpuslice.devices.migtables import geometry_of
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.leading import Alone, Leadership
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.scheduler.migdemand import MigDemandController
+from gpuslice.scheduler.migdemand_controller import MigDemandController
 
 KUBE = "default-scheduler"
 MEDIUM = f"{names.MIG_PREFIX}2g.10gb"

@@ -7,6 +7,7 @@ Whoever decides reads it, once its gate is open; whoever has to act when somethi
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +63,8 @@ class Cluster(GpuAccounts):
         """Asked before anything is decided. Whoever feeds the cluster sets it; fed by hand it is whole."""
         self.quarantine = Quarantine()
         """Objects that could not be read, by whoever in this process reads them."""
+        self.failed_actions: Counter[str] = Counter()
+        """How often an action of a controller failed, by its kind."""
         self.table = NodeTable()
         """What nodes answer to pods, but for their GPUs."""
         self.nominations = Nominations(self.table, self)

@@ -293,14 +293,17 @@ class Client:
             options["propagationPolicy"] = propagation
         await self._send("DELETE", resource.path(namespace, name), body=msgspec.json.encode(options))
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
-        """Ask for a pod's eviction, respecting its disruption budgets (429 if they forbid it)."""
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
+        """Ask for a pod's eviction, respecting its disruption budgets (429 if they forbid it).
+
+        `dry_run`: only ask what the answer would be.
+        """
         pods = Resource("", "v1", "pods", "Pod")
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": {"preconditions": {"uid": uid}},
+            "deleteOptions": {"preconditions": {"uid": uid}} | ({"dryRun": ["All"]} if dry_run else {}),
         }
         await self.create(pods, eviction, namespace, name=name, subresource="eviction")
 

@@ -22,6 +22,8 @@ from gpuslice.kube.wire import Event, KubeObject
 
 QUEUE_LIMIT: Final = 2000
 """Events waiting to be sent; beyond it the oldest is dropped."""
+LAST_REMEMBERED: Final = 65_536
+"""Objects of which the last state told is remembered; beyond it the one longest untold is told again."""
 REMEMBERED: Final = 4096
 """Events whose repetition is counted; beyond it the one longest unseen is forgotten."""
 MESSAGE_LIMIT: Final = 1024
@@ -192,3 +194,25 @@ class EventRecorder:
             "lastTimestamp": rfc3339(waiting.last_ns),
             "count": waiting.count,
         }
+
+
+class ChangeRecorder:
+    """Records how objects are, not what happens: only what differs from the last event about the object.
+
+    For who looks again and again, and finds the same. Each has one of its own.
+    """
+
+    def __init__(self, recorder: EventRecorder) -> None:
+        self._recorder = recorder
+        self._last: OrderedDict[str, str] = OrderedDict()  # uid -> the last message
+
+    def record(self, obj: KubeObject, type: Literal["Normal", "Warning"], reason: str, message: str) -> bool:  # noqa: A002
+        """Record an event if it is news. Returns whether it is."""
+        if self._last.get(obj.uid) == message:
+            return False
+        self._last[obj.uid] = message
+        self._last.move_to_end(obj.uid)
+        if len(self._last) > LAST_REMEMBERED:
+            self._last.popitem(last=False)
+        self._recorder.record(obj, type, reason, message)
+        return True

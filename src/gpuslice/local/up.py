@@ -46,7 +46,7 @@ from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.estimator import NodeEstimator
 from gpuslice.scheduler.extender.app import LIMITS, ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
-from gpuslice.scheduler.migdemand import IDLE_SECONDS
+from gpuslice.scheduler.migdemand_controller import IDLE_SECONDS
 from gpuslice.scheduler.service import run_scheduler
 
 SCHEDULERS: Final = ("default-scheduler", SCHEDULER_NAME)

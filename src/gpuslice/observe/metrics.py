@@ -6,6 +6,7 @@ on every scrape. Here the cluster is summed up.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Mapping
 from typing import Final
 
@@ -61,11 +62,25 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.failed_actions = Counter(
+            "gpuslice_failed_actions",
+            "Failures of writes and evictions for node pools, preemption and MIG on demand.",
+            ["action"],
+            registry=self.registry,
+        )
+        self._failed: Tally[str] = Tally()
+
     def count_unreadable(self, counts: Mapping[str, int]) -> None:
         """Objects that could not be read, by kind."""
         self.unreadable.clear()
         for kind, number in counts.items():
             self.unreadable.labels(kind).set(number)
+
+    def count_failed_actions(self, counts: Mapping[str, int]) -> None:
+        """What controllers could not do since the start, by the kind of action."""
+        for action, number in counts.items():
+            self.failed_actions.labels(action).inc(number - self._failed[action])
+            self._failed[action] = number
 
     def render(self) -> bytes:
         """The text that /metrics answers."""

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import structlog
 
+from gpuslice.cluster.actions import Evict, Patch, Record
+from gpuslice.cluster.executor import Executor
 from gpuslice.cluster.nodetable import AssignedPod
 from gpuslice.cluster.nominations import Nominations
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import Demand, WaitingPod
-from gpuslice.errors import ApiError, Conflict, GpuSliceError, NotFound
-from gpuslice.kube.client import Client
-from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import ObjectMeta, Pod
 from gpuslice.placement.preempt import Holder, choose_victims, fits_without
 
@@ -31,8 +29,6 @@ ROUNDS: Final = 8
 """Times that others are tried when disruption budgets, or changes meanwhile, protect the first choice."""
 LEAVING: Final = -(2**31)
 """The priority that a pod counts with once it is on its way out: evicting it costs nothing."""
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +195,15 @@ class Preemptor:
 
     def __init__(
         self,
-        client: Client,
         planner: Planner,
         nominations: Nominations,
-        recorder: EventRecorder,
+        executor: Executor,
         *,
         withdraw: Callable[[str], object],
     ) -> None:
-        self._client = client
         self._planner = planner
         self._nominations = nominations
-        self._recorder = recorder
+        self._executor = executor
         self._withdraw = withdraw
         """Gives up a pod's nomination and lets others have the room."""
 
@@ -221,16 +215,15 @@ class Preemptor:
             if plan is None:
                 break
             self._nominations.nominate(waiting, plan.node, (victim.uid for victim in plan.victims))
-            try:
-                protected = await self._evict(waiting, plan)
-            except GpuSliceError as error:
+            result = await self._executor.run(evictions(waiting, plan))
+            if result.failed is not None:
                 self._withdraw(waiting.uid)
-                return Outcome(message=f"preemption failed: {error}", passing=True)
-            if protected is None:
+                return Outcome(message=f"preemption failed: {result.failed}", passing=True)
+            if result.protected is None:
                 await self.write_nomination(waiting.pod, plan.node)
                 victims = ", ".join(f"{v.namespace}/{v.name}" for v in plan.victims)
                 return Outcome(plan.node, f"preemption: {victims} must leave node {plan.node}.")
-            spared.add(protected.uid)
+            spared.add(result.protected.uid)
         self._withdraw(waiting.uid)
         if spared:
             text = "preemption: the pods that would have to leave are protected by disruption budgets."
@@ -243,54 +236,19 @@ class Preemptor:
         It is for people and autoscalers; what counts is kept in memory, so a failure changes nothing.
         """
         body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
-        try:
-            await self._client.patch(Pod, pod.name, body, pod.namespace, subresource="status")
-        except GpuSliceError as error:
-            _log.info("nomination not written", pod=pod.key, error=str(error))
-
-    async def _evict(self, waiting: WaitingPod, plan: Plan) -> AssignedPod | None:
-        """Evict all victims. Returns the first that its disruption budget protects, None if all leave."""
-        staying = [victim for victim in plan.victims if not victim.terminating]
-        if len(staying) > 1:
-            # Ask first, so that nobody leaves for nothing when another one must stay.
-            for victim in staying:
-                if not await self._ask(victim, dry_run=True):
-                    return victim
-        for victim in staying:
-            if not await self._ask(victim, dry_run=False):
-                return victim
-            self._recorder.record(
-                _as_object(victim),
-                "Normal",
-                "Preempted",
-                f"Preempted by pod {waiting.pod.key} with priority {waiting.demand.priority} "
-                f"on node {plan.node}",
-            )
-        return None
-
-    async def _ask(self, victim: AssignedPod, *, dry_run: bool) -> bool:
-        """True if the victim leaves (or has left already)."""
-        options: dict[str, object] = {"preconditions": {"uid": victim.uid}}
-        if dry_run:
-            options["dryRun"] = ["All"]
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": victim.name, "namespace": victim.namespace},
-            "deleteOptions": options,
-        }
-        try:
-            await self._client.create(
-                Pod.resource, eviction, victim.namespace, name=victim.name, subresource="eviction"
-            )
-        except (NotFound, Conflict):
-            return True
-        except ApiError as error:
-            if error.status == 429:
-                return False
-            raise
-        return True
+        await self._executor.run([Patch(Pod, pod.name, body, pod.namespace, "status")])
 
 
-def _as_object(assigned: AssignedPod) -> Pod:
-    return Pod(metadata=ObjectMeta(name=assigned.name, namespace=assigned.namespace, uid=assigned.uid))
+def evictions(waiting: WaitingPod, plan: Plan) -> list[Evict | Record]:
+    """What has to be done for a plan, in this order."""
+    staying = [victim for victim in plan.victims if not victim.terminating]
+    actions: list[Evict | Record] = []
+    if len(staying) > 1:
+        # Ask first, so that nobody leaves for nothing when another one must stay.
+        actions += [Evict(victim.namespace, victim.name, victim.uid, dry_run=True) for victim in staying]
+    by = f"Preempted by pod {waiting.pod.key} with priority {waiting.demand.priority} on node {plan.node}"
+    for victim in staying:
+        about = Pod(metadata=ObjectMeta(name=victim.name, namespace=victim.namespace, uid=victim.uid))
+        actions.append(Evict(victim.namespace, victim.name, victim.uid))
+        actions.append(Record(about, "Normal", "Preempted", by, happened=True))
+    return actions

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from gpuslice.clock import Clock
+from gpuslice.cluster.executor import Executor
 from gpuslice.cluster.resources import read_amounts
 from gpuslice.cluster.state import Change, Cluster
 from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
-from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.gate import GatedClient
+from gpuslice.kube.events import ChangeRecorder, EventRecorder
 from gpuslice.kube.wire import Pod
 from gpuslice.placement.verdict import Code
 from gpuslice.scheduler.preemption import Planner, Preemptor
@@ -58,17 +58,13 @@ class PreemptionController:
         self._cluster = cluster
         self._serves = serves
         self._clock = clock
-        self._recorder = recorder
         self._nominations = cluster.nominations
         self._planner = Planner(cluster, allows=self._is_blind_spot)
+        executor = Executor(client, cluster, recorder, clock=clock)
         self._preemptor = Preemptor(
-            GatedClient(client, cluster.gate),
-            self._planner,
-            self._nominations,
-            recorder,
-            withdraw=self._nominations.withdraw,
+            self._planner, self._nominations, executor, withdraw=self._nominations.withdraw
         )
-        self._said: dict[str, str] = {}
+        self._reasons = ChangeRecorder(recorder)
         self._changed = asyncio.Event()
         cluster.subscribe(self._on_change)
 
@@ -118,11 +114,9 @@ class PreemptionController:
                     self._cluster.quarantine.hold(waiting.pod, error)
                     continue
                 blocked |= outcome.passing
-                if outcome.message and self._said.get(waiting.uid) != outcome.message:
-                    self._said[waiting.uid] = outcome.message
-                    self._recorder.record(
-                        waiting.pod, "Normal" if outcome.node else "Warning", "Preemption", outcome.message
-                    )
+                if outcome.message:
+                    kind: Literal["Normal", "Warning"] = "Normal" if outcome.node else "Warning"
+                    self._reasons.record(waiting.pod, kind, "Preemption", outcome.message)
         return blocked
 
     def _is_blind_spot(self, waiting: WaitingPod, node: str) -> bool:
@@ -149,7 +143,6 @@ class PreemptionController:
     def _on_change(self, change: Change) -> None:
         pod = change.object
         if isinstance(pod, Pod) and (change.kind == "pod-gone" or pod.spec.node_name):
-            self._said.pop(pod.uid, None)
             self._nominations.withdraw(pod.uid)
         if self._cluster.has_unschedulable:
             self._changed.set()

@@ -16,19 +16,19 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, rfc3339
+from gpuslice.cluster.executor import Executor
 from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.state import Change, Cluster
 from gpuslice.cluster.waiting import Demand, WaitingPod
 from gpuslice.errors import ApiError, GpuSliceError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
-from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.gate import GatedClient
+from gpuslice.kube.events import ChangeRecorder, EventRecorder
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import Cycle, Decision
-from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
+from gpuslice.scheduler.migdemand_controller import IDLE_SECONDS, MigDemandController
 from gpuslice.scheduler.preemption import Planner, Preemptor
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause, SchedulingQueue
 
@@ -66,17 +66,12 @@ class Scheduler:
         self._nominations = cluster.nominations
         self._cycle = Cycle(cluster)
         self._planner = Planner(cluster)
-        self._preemptor = Preemptor(
-            GatedClient(client, cluster.gate),
-            self._planner,
-            self._nominations,
-            recorder,
-            withdraw=self._withdraw,
-        )
+        executor = Executor(client, cluster, recorder, clock=clock)
+        self._preemptor = Preemptor(self._planner, self._nominations, executor, withdraw=self._withdraw)
         self._refusals: OrderedDict[Demand, Decision] = OrderedDict()
         self._hopeless: set[Demand] = set()  # no victims would help them; holds as long as refusals do
         self._freedom = 0  # how often something was freed
-        self._said: dict[str, str] = {}  # uid -> the message that its condition shows
+        self._reasons = ChangeRecorder(recorder)
         self._bound: set[str] = set()  # bound by us, not yet seen so in the feed
         self._to_say: OrderedDict[str, tuple[Pod, str]] = OrderedDict()
         self._something_to_say = asyncio.Event()
@@ -154,7 +149,7 @@ class Scheduler:
             if pod.uid in self.queue:  # not yet shown as bound by the feed
                 self._bound.add(pod.uid)
                 self.queue.drop(pod.uid)
-            self._said.pop(pod.uid, None)
+            self._to_say.pop(pod.uid, None)
             self._recorder.record(pod, "Normal", "Scheduled", f"Successfully assigned {pod.key} to {node}")
         elif pod.uid in self.queue:
             assigned = self._cluster.table.drop_pod(pod.uid)
@@ -239,7 +234,7 @@ class Scheduler:
     def _done_with(self, uid: str) -> None:
         self.queue.drop(uid)
         self._bound.discard(uid)
-        self._said.pop(uid, None)
+        self._to_say.pop(uid, None)
         self._withdraw(uid)
 
     def _set_node(self, node: Node, old: KubeObject | None) -> None:
@@ -269,21 +264,17 @@ class Scheduler:
     # --- what people read -------------------------------------------------------------------------
     def _say(self, pod: Pod, message: str) -> None:
         """Tell why a pod waits, once per reason."""
-        if self._said.get(pod.uid) == message:
-            return
-        self._said[pod.uid] = message
-        self._recorder.record(pod, "Warning", "FailedScheduling", message)
-        self._to_say[pod.uid] = (pod, message)
-        self._something_to_say.set()
+        if self._reasons.record(pod, "Warning", "FailedScheduling", message):
+            self._to_say[pod.uid] = (pod, message)
+            self._something_to_say.set()
 
     async def _report(self) -> None:
         """Write the PodScheduled conditions, the latest of each pod."""
         while True:
             await self._something_to_say.wait()
             while self._to_say:
-                uid, (pod, message) = self._to_say.popitem(last=False)
-                if self._said.get(uid) == message:
-                    await self._write_condition(pod, message)
+                _, (pod, message) = self._to_say.popitem(last=False)
+                await self._write_condition(pod, message)
             self._something_to_say.clear()
 
     async def _write_condition(self, pod: Pod, message: str) -> None:

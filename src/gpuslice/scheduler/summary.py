@@ -47,4 +47,5 @@ async def summed_up(cluster: Cluster, metrics: Metrics) -> bytes:
     metrics.allocated_mib.set(used)
     metrics.unknown_pods.set(unknown)
     metrics.count_unreadable(cluster.quarantine.counts())
+    metrics.count_failed_actions(cluster.failed_actions)
     return metrics.render()

@@ -21,7 +21,7 @@ from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.extender.app import LIMITS, Asgi, ExtenderApp
 from gpuslice.scheduler.extender.handlers import Extender
 from gpuslice.scheduler.extender.waking import Waker
-from gpuslice.scheduler.migdemand import IDLE_SECONDS, MigDemandController
+from gpuslice.scheduler.migdemand_controller import IDLE_SECONDS, MigDemandController
 from gpuslice.scheduler.preemption_controller import PreemptionController
 
 COMPONENT = "gpuslice-extender"
