@@ -169,3 +169,31 @@ def test_a_debug_container_does_not_change_what_a_pod_is() -> None:
     }
     response = json.loads(review(json.dumps(body).encode()))["response"]
     assert response == {"uid": "u", "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("pod", "sentence"),
+    [
+        (
+            {"spec": {"containers": [{"name": "c"}] * 1001}},
+            "a pod may have 1000 containers, and this one has 1001",
+        ),
+        (
+            {"spec": {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}] * 1000}},
+            "a pod may have 1000 containers, and this one has 1001",
+        ),
+        (
+            {"metadata": {"annotations": {"alpha.kubernetes.io/x": "x" * 2**18}}, "spec": {}},
+            "a pod with words of old Kubernetes (alpha.kubernetes.io/) may have 262144 bytes",
+        ),
+        (
+            {"metadata": {"annotations": {f"a.cdi.k8s.io/{n}": "all" for n in range(101)}}, "spec": {}},
+            "metadata.annotations: 101 name devices below cdi.k8s.io; leave them out",
+        ),
+    ],
+)
+def test_what_would_hold_up_others_is_refused(pod: object, sentence: str) -> None:
+    """A review of 230,000 containers took seconds, while a webhook that fails open was not answered."""
+    response = ask(pod)
+    assert response["allowed"] is False
+    assert sentence in str(response["status"])

@@ -24,6 +24,10 @@ from gpuslice.requests.check import asks_for_gpu
 from gpuslice.requests.historical import Translation, translate
 
 EPHEMERAL: Final = "ephemeralContainers"
+CONTAINERS: Final = 1000
+"""Containers of one pod: no node runs so many."""
+HISTORICAL_LIMIT: Final = 256 * 1024
+"""Bytes of a pod that is translated."""
 
 
 class _Meta(Wire, frozen=True, gc=False):
@@ -91,7 +95,7 @@ def review(body: bytes, rules: Rules = RULES, offered: Offered = unknown) -> byt
     )
 
 
-def unread(start: bytes, why: str) -> bytes | None:
+def unread(start: bytes, why: str, code: int = 413) -> bytes | None:
     """The answer to a review of which only the start is known: no. None if that does not say whose it is.
 
     An HTTP error would be a failure of ours, after which webhooks that fail open let the pod in.
@@ -99,7 +103,7 @@ def unread(start: bytes, why: str) -> bytes | None:
     uid = _UID.search(start)
     if uid is None:
         return None
-    status = {"code": 413, "message": why}
+    status = {"code": code, "message": why}
     answer = {"uid": uid[1].decode(), "allowed": False, "status": status}
     return msgspec.json.encode(
         {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
@@ -131,6 +135,9 @@ def _changes(request: _Request, rules: Rules, offered: Offered) -> Changes:
 def _change_pod(pod: bytes, rules: Rules, offered: Offered) -> Changes:
     decoded = _pod.decode(pod)
     changes = Changes()
+    if why := _too_much(decoded, pod):
+        changes.refusals.append(why)
+        return changes
     if _HISTORICAL in pod:
         translation = translate(msgspec.json.decode(pod, type=dict[str, Any]))
         changes.patch += _steps(translation)
@@ -138,12 +145,29 @@ def _change_pod(pod: bytes, rules: Rules, offered: Offered) -> Changes:
     annotations = decoded.metadata.annotations or {}
     if why := why_not_there(decoded.spec, annotations, offered):
         changes.refusals.append(why)
-    patch, warnings = unclaimed(annotations)
+    try:
+        patch, warnings = unclaimed(annotations)
+    except InputError as error:
+        return Changes(refusals=[str(error)])
     about = _environments(decoded, rules)
     changes.patch += [*patch, *about.patch]
     changes.warnings += [*warnings, *about.warnings]
     changes.refusals += about.refusals
     return changes
+
+
+def _too_much(decoded: _Pod, pod: bytes) -> str:
+    """Why nobody looks at a pod more closely: that would hold up others for seconds. "" if somebody does."""
+    spec = decoded.spec
+    lists = spec.containers, spec.init_containers or (), spec.ephemeral_containers or ()
+    if (number := sum(map(len, lists))) > CONTAINERS:
+        return f"spec.containers: a pod may have {CONTAINERS} containers, and this one has {number}"
+    if _HISTORICAL in pod and len(pod) > HISTORICAL_LIMIT:
+        return (
+            f"a pod with words of old Kubernetes (alpha.kubernetes.io/) may have {HISTORICAL_LIMIT} bytes, "
+            f"and this one has {len(pod)}"
+        )
+    return ""
 
 
 def _environments(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpuslice import names
+from gpuslice.errors import InputError
 
 RECORDS: Final = frozenset(
     {*names.GPUSHARE_ANNOTATIONS, names.GPUSHARE_ALLOCATION, names.ALLOCATION, names.BIND_FENCE}
@@ -24,10 +25,23 @@ _DEVICE: Final = re.compile(r"([A-Za-z][-A-Za-z0-9_.]*)/[A-Za-z][-A-Za-z0-9_]*=[
 _NVIDIA: Final = "nvidia.com"
 
 
+MOST: Final = 100
+"""So many are taken out of one pod."""
+
+
 def unclaimed(annotations: Mapping[str, str]) -> tuple[list[dict[str, object]], list[str]]:
-    """The JSON patch that takes such annotations out of a new pod, and why."""
+    """The JSON patch that takes such annotations out of a new pod, and why.
+
+    Raises InputError if there are more of them than anybody has by mistake.
+    """
     records = sorted(RECORDS & annotations.keys())
     devices = sorted(key for key, value in annotations.items() if _is_of_cdi(key) and _may_be_gpus(value))
+    if len(devices) > MOST:
+        raise InputError(
+            f"{len(devices)} name devices below {CDI}; leave them out, and ask for aliyun.com/gpu-mem or "
+            "nvidia.com/gpu",
+            field="metadata.annotations",
+        )
     warnings = []
     if records:
         warnings.append(

@@ -16,8 +16,13 @@ from gpuslice.errors import Unavailable
 
 LIMIT: Final = 3 * 1024 * 1024
 """Bytes of a review. etcd takes no object of more than 1.5 MiB; larger is only what somebody has padded."""
+LARGE: Final = 64 * 1024
+"""Bytes from which on a review is only what few pods need, or what somebody has padded."""
+PATIENCE_SECONDS: Final = 1.0
+"""So long a large one waits for its turn: after two the API server would let the pod in unseen."""
 WAITING: Final = 64
 WAITING_BYTES: Final = 8 * LIMIT
+TOO_MANY: Final = "too many reviews wait; ask again"
 
 
 class Reviews:
@@ -29,10 +34,12 @@ class Reviews:
         *,
         waiting: int = WAITING,
         waiting_bytes: int = WAITING_BYTES,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._answer = answer
         self._most = waiting
         self._most_bytes = waiting_bytes
+        self._patience = patience
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reviews")
         self._busy = False
         self._arrived = 0
@@ -46,16 +53,23 @@ class Reviews:
             heapq.heappush(self._queue, (len(body), self._arrived, turn))
             self._make_room()
             try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._next()  # its turn had come
-                raise
+                async with asyncio.timeout(self._patience if len(body) >= LARGE else None):
+                    await self._turn(turn)
+            except TimeoutError:
+                raise Unavailable(TOO_MANY) from None
         self._busy = True
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, body)
         finally:
             self._next()
+
+    async def _turn(self, turn: asyncio.Future[None]) -> None:
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._next()  # its turn had come
+            raise
 
     def _make_room(self) -> None:
         """Turn the largest away until the others may wait."""
@@ -64,7 +78,7 @@ class Reviews:
             self._queue.remove(largest)
             heapq.heapify(self._queue)
             if not largest[2].done():
-                largest[2].set_exception(Unavailable("too many reviews wait; ask again"))
+                largest[2].set_exception(Unavailable(TOO_MANY))
 
     def _next(self) -> None:
         self._busy = False

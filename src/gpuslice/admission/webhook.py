@@ -12,10 +12,10 @@ from gpuslice import names
 from gpuslice.admission import certificates
 from gpuslice.admission.mutate import review, unread
 from gpuslice.admission.nodename import Offered, unknown
-from gpuslice.admission.reviewing import LIMIT, Reviews
+from gpuslice.admission.reviewing import LARGE, LIMIT, Reviews
 from gpuslice.admission.visibility import RULES, Rules
 from gpuslice.clock import Clock
-from gpuslice.errors import InputError, Unavailable
+from gpuslice.errors import GpuSliceError, InputError, Unavailable
 from gpuslice.observe.asgi import (
     JSON,
     NOT_ALLOWED,
@@ -23,6 +23,7 @@ from gpuslice.observe.asgi import (
     OK,
     Answer,
     Bodies,
+    GaveWay,
     TooLarge,
     read_body,
     refusal,
@@ -36,6 +37,8 @@ LIMITS: Final = Limits(body_bytes=32 * MIB)
 Go's JSON takes six bytes for some characters."""
 BODIES: Final = 64 * MIB
 """Bytes of all bodies that are being read."""
+BUSY: Final = 503
+"""What the API server then answers."""
 TOO_LARGE: Final = (
     f"the pod is too large for gpuslice to look at: what the API server sends about it may have {LIMIT} bytes"
 )
@@ -67,12 +70,27 @@ class WebhookApp:
             return NOT_ALLOWED
         try:
             body = await read_body(receive, LIMIT, self._bodies)
-            return None if body is None else (200, JSON, await self._review(body))
+            return None if body is None else await self._reviewed(body)
         except TooLarge as error:
-            unread_review = unread(error.start, TOO_LARGE)
-            return (200, JSON, unread_review) if unread_review else refusal(error)
-        except (InputError, Unavailable) as error:
+            return _turned_away(error, unread(error.start, TOO_LARGE))
+        except GaveWay as error:
+            return _turned_away(error, unread(error.start, str(error), BUSY))
+
+    async def _reviewed(self, body: bytes) -> Answer:
+        try:
+            return 200, JSON, await self._review(body)
+        except Unavailable as error:
+            return _turned_away(error, unread(body, str(error), BUSY) if len(body) >= LARGE else None)
+        except InputError as error:
             return refusal(error)
+
+
+def _turned_away(error: GpuSliceError, review: bytes | None) -> Answer:
+    """A review that says no, where one can: after an error the pod could be let in unseen.
+
+    What is not large gets the error: nobody shall stop other people's pods by sending much.
+    """
+    return (200, JSON, review) if review else refusal(error)
 
 
 def webhook_app(rules: Rules, offered: Offered = unknown) -> WebhookApp:

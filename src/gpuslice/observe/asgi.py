@@ -13,7 +13,7 @@ from gpuslice.errors import GpuSliceError, InputError, Unavailable
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 START: Final = 4096
-"""Bytes that are kept of a body that is too large."""
+"""Bytes that are kept of a body that is too large, or gave way."""
 
 Answer = tuple[int, str, bytes]
 """Status, content type, body."""
@@ -28,6 +28,14 @@ class TooLarge(InputError):
 
     def __init__(self, limit: int, start: bytes) -> None:
         super().__init__(f"the body of this request may be {limit} bytes long")
+        self.start = start
+
+
+class GaveWay(Unavailable):
+    """The body of a request was the largest of too many at once. `start`: how it begins."""
+
+    def __init__(self, start: bytes) -> None:
+        super().__init__("too much is being read at once; ask again")
         self.start = start
 
 
@@ -53,6 +61,7 @@ def authorized(scope: Any, token: str | None) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Body:
+    start: bytes = b""
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
 
@@ -79,7 +88,8 @@ class Bodies:
             self._forget(body)
 
     def add(self, body: _Body, piece: bytes) -> None:
-        """A piece of it has come. Raises Unavailable if the body had to give way."""
+        """A piece of it has come. Raises GaveWay if the body had to."""
+        body.start = body.start or piece[:START]
         if body in self._reading:
             body.pieces.append(piece)
             body.size += len(piece)
@@ -87,7 +97,7 @@ class Bodies:
         while self._size > self._most:
             self._forget(max(self._reading, key=lambda one: one.size))
         if body not in self._reading:
-            raise Unavailable("too much is being read at once; ask again")
+            raise GaveWay(body.start)
 
     def _forget(self, body: _Body) -> None:
         if body in self._reading:
@@ -99,7 +109,7 @@ class Bodies:
 async def read_body(receive: Any, limit: int, bodies: Bodies | None = None) -> bytes | None:
     """The whole body of an ASGI request, None if the client went away.
 
-    Raises TooLarge beyond `limit` bytes, of which nothing more is kept; Unavailable if it had to give way to
+    Raises TooLarge beyond `limit` bytes, of which nothing more is kept; GaveWay if it had to give way to
     others of `bodies`.
     """
     together = bodies or Bodies(limit)
