@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +92,19 @@ class Cgroup:
                 with contextlib.suppress(FileNotFoundError):
                     Path(folder).rmdir()
         return True
+
+
+def first_of(pids: Iterable[int]) -> int | None:
+    """The process that a container began with, of those in its cgroup; None if it has ended.
+
+    It is number 1 in the container. Here it need not have the least number: Linux counts to 32,768, and begins anew.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            if re.search(r"^NSpid:.*\t1$", status, re.MULTILINE):
+                return pid
+    return None
 
 
 @dataclass

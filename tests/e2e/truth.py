@@ -31,6 +31,7 @@ from gpuslice.requests.kinds import SHARES, WHOLE_GPUS
 
 from .cluster import Object, RealCluster
 from .node import Node
+from .processes import first_of
 from .waiting import NotInTime
 
 GPUSLICE = Path(sys.executable).with_name("gpuslice")
@@ -154,15 +155,6 @@ def gpus_of(cluster: RealCluster, node: Node) -> NodeGpus:
     return found
 
 
-def environment(node: Node, container: str) -> dict[str, str] | None:
-    """The environment of a running container's first process; None if there is none."""
-    pid = first_process(node, container)
-    if pid is None:
-        return None
-    text = Path(f"/proc/{pid}/environ").read_bytes().decode()
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
-
-
 def asked(container: Mapping[str, Any]) -> dict[str, int]:
     """What a container's manifest asks for, by resource."""
     limits = (container.get("resources") or {}).get("limits") or {}
@@ -179,8 +171,8 @@ def _ready(pod: Object) -> bool:
 
 def first_process(node: Node, container: str) -> int | None:
     for folder, pids in node.cgroup.by_folder().items():
-        if folder.rpartition("/")[2] == container and pids:
-            return min(pids)
+        if folder.rpartition("/")[2] == container:
+            return first_of(pids)
     return None
 
 
@@ -315,11 +307,11 @@ class _Witnesses:
 
     def _process(self, label: str, state: Object) -> tuple[dict[str, str], str]:
         """The environment of a container's first process, and the slice.json that it sees."""
-        pids = self.pids.get(state["containerID"].partition("://")[2])
-        if not pids:
+        pid = first_of(self.pids.get(state["containerID"].partition("://")[2], ()))
+        if pid is None:
             self.found.append(f"{label}: runs, says kubelet, but has no process")
             return {}, ""
-        root = Path(f"/proc/{min(pids)}")
+        root = Path(f"/proc/{pid}")
         text = ""
         with contextlib.suppress(OSError):
             text = (root / "root" / names.SLICE_DIR_IN_CONTAINER.lstrip("/") / "slice.json").read_text()

@@ -22,6 +22,7 @@ from gpuslice.node.kubelet.rpc import RpcError
 from . import truth
 from .cluster import RealCluster
 from .node import Node
+from .processes import first_of
 
 LOOK_SECONDS = 0.2
 WHO = "GPUSLICE_TEST_CONTAINER"
@@ -96,8 +97,8 @@ class Watcher:
     # --- reading
     def _containers(self, node: Node) -> Iterable[Seen | None]:
         for folder, pids in node.cgroup.by_folder().items():
-            if pids and (owner := _POD.search(folder)):
-                yield _read(node, folder.rpartition("/")[2], owner[1], min(pids))
+            if (owner := _POD.search(folder)) and (pid := first_of(pids)):
+                yield _read(node, folder.rpartition("/")[2], owner[1], pid)
 
     # --- what must hold
     def _beside(self, living: list[Seen]) -> Iterable[str]:
