@@ -13,24 +13,18 @@ from typing import Final
 
 from gpuslice.clock import Clock
 from gpuslice.config.cluster import FALLBACKS, NodePlan
-from gpuslice.config.nvidiaflags import Flags
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
-from gpuslice.kube.wire import Node, Taint
+from gpuslice.kube.wire import Taint
 from gpuslice.local.component import Component
 from gpuslice.local.kubelet.kubelet import Kubelet
 from gpuslice.local.kubelet.node import NodeDescription
 from gpuslice.local.streams import KubeletBackend
-from gpuslice.node.agent import Agent
-from gpuslice.node.discovery.backend import DiscoveredGpus
-from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
-from gpuslice.node.inject.injector import Injector
-from gpuslice.node.mig.manager import MigTools
-from gpuslice.node.mig.reset import reset_of
-from gpuslice.node.mig.strategy import StrategyLabel
-from gpuslice.node.pluginconfig import Applying, ConfigFiles, ConfigFollower
+from gpuslice.node.assembly import AgentSettings, assemble
+from gpuslice.node.discovery.simulated import SimulatedDriver
+from gpuslice.node.pluginconfig import ConfigFiles
 from gpuslice.observe.guarded import allow_files
 
 FILES: Final = 500
@@ -48,7 +42,7 @@ class Nodes:
     """By the node's name.
 
     `routes` is where the API server finds kubelets, for logs and exec; `plugin_configs` are the device
-    plugin's, as texts by name.
+    plugin's, as texts by name; `xids` say what makes a GPU sick.
     """
 
     def __init__(
@@ -60,6 +54,7 @@ class Nodes:
         routes: MutableMapping[str, KubeletBackend],
         start: Start,
         run_processes: bool,
+        xids: XidPolicy,
         clock: Clock,
         random: Random,
     ) -> None:
@@ -78,6 +73,7 @@ class Nodes:
         self._routes = routes
         self._start = start
         self._run_processes = run_processes
+        self._xids = xids
         self._clock = clock
         self._random = random
         self._made = 0
@@ -148,48 +144,29 @@ class Nodes:
 
     def _agent(self, node: NodePlan) -> Component:
         clock, random, folder = self._clock, self._random, self.folders[node.name]
+        configs = self._plugin_configs
 
         async def start() -> None:
             await self.kubelets[node.name].ready.wait()
-            driver = self.drivers[node.name]
-            backend = DiscoveredGpus(DirectDriver(driver), XidPolicy(), clock, node.mig_strategy)
-            await backend.start()
-            strategy = StrategyLabel(backend)
-            await strategy.read(self._client, node.name)
-            # Below its own folder there is no driver: nothing of this machine is named to containers.
-            host, token = folder, lambda: new_id(random)
-            injector = Injector(Flags(), backend.found, host=host, new_token=token)
-            following = [strategy.set_node]
-            works = [backend.run]
-            if self._plugin_configs:
-                files = ConfigFiles(lambda: self._plugin_configs, fallbacks=FALLBACKS)
-                apply = Applying(backend, injector, node.plugin_options, {})
-                config = ConfigFollower(self._client, node.name, files, apply, clock=clock)
-                config.start()
-                following.append(config.set_node)
-                works.append(config.run)
-
-            def on_node(seen: Node) -> None:
-                for follow in following:
-                    follow(seen)
-
-            agent = Agent(
-                self._client,
+            settings = AgentSettings(
                 node.name,
-                backend,
-                kubelet_dir=folder,
+                folder,
                 unit=node.gpus.unit,
-                labels=backend.labels,
-                simulated=backend.found,
-                mig=MigTools(driver, backend, reset_of(driver)),
-                injector=injector,
-                on_node=on_node,
+                options=node.plugin_options,
+                xids=self._xids,
+                files=ConfigFiles(lambda: configs, fallbacks=FALLBACKS) if configs else None,
+                # Below its own folder there is no driver: nothing of this machine is named to containers.
+                host=folder,
+            )
+            agent = await assemble(
+                self._client,
+                self.drivers[node.name],
+                settings,
                 clock=clock,
                 random=random.random,
+                new_token=lambda: new_id(random),
             )
-            async with asyncio.TaskGroup() as group:
-                for work in (*works, agent.run):
-                    group.create_task(work())
+            await agent.run()
 
         return Component(f"agent {node.name}", start, clock=clock, random=random)
 

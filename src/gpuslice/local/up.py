@@ -11,7 +11,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,6 +26,7 @@ from gpuslice.clock import Clock
 from gpuslice.cluster.feed import ClusterFeed
 from gpuslice.cluster.state import Cluster
 from gpuslice.config.cluster import ClusterPlan, NodePlan
+from gpuslice.devices.xids import XidPolicy
 from gpuslice.errors import Conflict, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Resource
@@ -70,7 +71,8 @@ WAVE_SECONDS: Final = 10.0
 class Settings:
     """How to run. `port` 0 takes a free one. `database`: keep the objects there from run to run.
 
-    `mig_idle_seconds`: how long a MIG instance that was cut on demand may be idle.
+    `mig_idle_seconds`: how long a MIG instance that was cut on demand may be idle. `xids`: which of the
+    driver's error numbers make a GPU sick.
     """
 
     port: int = 0
@@ -78,6 +80,7 @@ class Settings:
     database: Path | None = None
     run_processes: bool = False
     mig_idle_seconds: float = IDLE_SECONDS
+    xids: XidPolicy = field(default_factory=XidPolicy)
 
 
 class LocalCluster:
@@ -185,6 +188,7 @@ async def local_cluster(
                     routes=server.kubelets,
                     start=start,
                     run_processes=settings.run_processes,
+                    xids=settings.xids,
                     clock=clock,
                     random=random,
                 )

@@ -136,8 +136,11 @@ async def test_the_file_goes_with_its_writer_unless_it_is_to_stay(tmp_path: Path
 
 async def test_a_configuration_that_names_no_file_takes_it_away(tmp_path: Path) -> None:
     file = tmp_path / "gfd"
-    async with writing(flags(f"flags: {{gfd: {{outputFile: {file}}}}}")) as here:
+    named = flags(f"flags: {{gfd: {{outputFile: {file}}}}}")
+    async with writing(named) as here:
         assert file.exists()
         here.writer.configure(Flags())
-        await here.clock.turn()
         assert not file.exists()
+        here.writer.configure(named)
+        await here.clock.turn()
+        assert file.exists()

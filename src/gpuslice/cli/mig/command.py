@@ -17,6 +17,7 @@ from gpuslice.cli.node.command import show
 from gpuslice.cli.output import print_as
 from gpuslice.cli.process import run
 from gpuslice.errors import InputError
+from gpuslice.node.assembly import KUBELET_DIR
 from gpuslice.node.mig.executor import GpuPlan
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ _hooks_file = click.option(
 _kubelet_dir = click.option(
     "--kubelet-dir",
     type=click.Path(path_type=Path),
-    default=Path("/var/lib/kubelet"),
+    default=KUBELET_DIR,
     show_default=True,
     metavar="DIR",
     help="The root directory of the kubelet, if there is one: what its pods hold is not touched.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,13 @@ import click
 
 from gpuslice.cli import options
 from gpuslice.cli.process import serve
-from gpuslice.cli.run import agentserver
+from gpuslice.cli.run.agentserver import run_agent
 from gpuslice.config.nodeconfig import Fallback
+from gpuslice.devices.xids import read_policy
 from gpuslice.errors import InputError
+from gpuslice.kube.http import own_namespace
+from gpuslice.node.assembly import KUBELET_DIR, AgentSettings
+from gpuslice.node.discovery.drivers import unit_of
 from gpuslice.node.pluginconfig import ConfigFiles
 
 
@@ -141,7 +147,7 @@ _ROOT = _Root()
 @click.option(
     "--kubelet-dir",
     type=click.Path(path_type=Path),
-    default=Path("/var/lib/kubelet"),
+    default=KUBELET_DIR,
     show_default=True,
     metavar="DIR",
     help="The kubelet's root directory.",
@@ -151,48 +157,40 @@ def agent(
     kubeconfig: Path | None,
     node: str,
     devices: Path | None,
-    mig_strategy: str | None,
     config_file: Path | None,
     config_dir: Path | None,
     default_config: str | None,
     config_fallbacks: str | None,
     mig_configs: Path | None,
-    device_list_strategy: tuple[str, ...],
-    pass_device_specs: bool | None,
-    driver_root: str | None,
-    dev_root: str | None,
     labels: bool,
-    output_file: str | None,
-    use_node_feature_api: bool | None,
     memory_unit: str | None,
     kubelet_dir: Path,
     probes: options.Probes | None,
+    **plugin: Any,
 ) -> None:
     async def work() -> None:
-
-        given: dict[str, Any] = {
-            "mig-strategy": mig_strategy,
-            "device-list-strategy": ",".join(device_list_strategy) or None,
-            "pass-device-specs": pass_device_specs,
-            "driver-root": driver_root,
-            "dev-root": dev_root,
-            "output-file": output_file,
-            "use-node-feature-api": use_node_feature_api,
-        }
-        await agentserver.agent(
-            kubeconfig,
+        settings = AgentSettings(
             node,
-            devices,
             kubelet_dir,
-            options={name: value for name, value in given.items() if value is not None},
+            unit=unit_of(devices, memory_unit),
+            options=_given(plugin),
+            environment=os.environ,
+            xids=read_policy(os.environ),
             files=_files(config_file, config_dir, default_config or "", config_fallbacks or ""),
             mig_configs=mig_configs,
             labels=labels,
-            memory_unit=memory_unit,
-            probes=probes,
+            namespace=own_namespace(),
         )
+        await run_agent(kubeconfig, devices, settings, probes)
 
     serve(work())
+
+
+def _given(plugin: Mapping[str, Any]) -> dict[str, object]:
+    """The options of NVIDIA's device plugin that are given, by its names."""
+    named = {name.replace("_", "-"): value for name, value in plugin.items()}
+    named["device-list-strategy"] = ",".join(named["device-list-strategy"]) or None
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _files(file: Path | None, folder: Path | None, default: str, fallbacks: str) -> ConfigFiles | None:

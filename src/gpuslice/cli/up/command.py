@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from random import SystemRandom
@@ -14,6 +15,7 @@ from gpuslice.cli.lazy import load
 from gpuslice.cli.process import run, serve
 from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile, ClusterPlan
+from gpuslice.devices.xids import read_policy
 from gpuslice.local.kubeconfig import reserved
 from gpuslice.local.up import Settings, local_cluster
 from gpuslice.observe.logging import setup
@@ -66,11 +68,14 @@ spec:
 )
 def up(cluster: Path | None, kubeconfig: Path, port: int, database: Path | None, run_processes: bool) -> None:
 
-    async def read() -> ClusterPlan:
-        return (ClusterFile.load(cluster) if cluster else ClusterFile.parse(DEFAULT)).plan()
+    path = kubeconfig.expanduser().absolute()
 
-    plan = run(read())
-    serve(_up(plan, Settings(port, kubeconfig.expanduser().absolute(), database, run_processes)))
+    async def read() -> tuple[ClusterPlan, Settings]:
+        plan = (ClusterFile.load(cluster) if cluster else ClusterFile.parse(DEFAULT)).plan()
+        return plan, Settings(port, path, database, run_processes, xids=read_policy(os.environ))
+
+    plan, settings = run(read())
+    serve(_up(plan, settings))
 
 
 async def _up(plan: ClusterPlan, settings: Settings) -> None:

@@ -14,8 +14,10 @@ from gpuslice.node.discovery.nvml import NvmlDriver
 from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
 from gpuslice.units import GIB, MemoryUnit
 
+MachineDriver = NvmlDriver | SimulatedDriver
 
-def driver_of(devices: Path | None, node: str) -> NvmlDriver | SimulatedDriver:
+
+def driver_of(devices: Path | None, node: str) -> MachineDriver:
     """NVIDIA's driver, or what the file (or the ready-made machine) says about the GPUs of that node.
 
     Raises InputError naming the place in the file.

@@ -6,6 +6,7 @@ settings are GPU feature discovery's.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
@@ -44,7 +45,10 @@ class NodeFeature(KubeObject, frozen=True, gc=False):
 
 
 class FeatureWriter:
-    """Writes `labels()` where the flags say, when they change and every sleep interval."""
+    """Writes `labels()` where the flags say, when they change and every sleep interval.
+
+    `host`: the folder below which the file's absolute path is.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class FeatureWriter:
         labels: Callable[[], Mapping[str, str]],
         flags: Flags,
         *,
+        host: Path = Path("/"),
         clock: Clock,
     ) -> None:
         self._client = client
@@ -61,7 +66,9 @@ class FeatureWriter:
         self._namespace = namespace
         self._labels = labels
         self._flags = flags
+        self._host = host
         self._clock = clock
+        self._configured = asyncio.Event()
         self._written: Mapping[str, str] | None = None
         self._at = 0.0
         self._said = ""
@@ -70,17 +77,22 @@ class FeatureWriter:
         """From now on it is done so; a file that is not written any more is removed."""
         before, self._flags, self._written = self._flags, flags, None
         if before.output_file != flags.output_file:
-            _remove(before)
+            self._remove(before)
+        self._configured.set()
 
     async def run(self) -> None:
         """For ever; then the file goes, as GPU feature discovery's does, unless it is to stay (oneshot)."""
         try:
             while True:
-                await self._turn()
-                await self._clock.sleep(LOOK_SECONDS)
+                self._configured.clear()
+                if self._flags.output_file or self._flags.use_node_feature_api:
+                    await self._turn()
+                    await self._clock.sleep(LOOK_SECONDS)
+                else:
+                    await self._configured.wait()
         finally:
             if not self._flags.oneshot:
-                _remove(self._flags)
+                self._remove(self._flags)
 
     async def _turn(self) -> None:
         flags, labels = self._flags, dict(self._labels())
@@ -91,7 +103,7 @@ class FeatureWriter:
         problem = ""
         try:
             if flags.output_file:
-                _write(Path(flags.output_file), feature_file(labels))
+                _write(self._path(flags.output_file), feature_file(labels))
             if flags.use_node_feature_api:
                 await self._publish(labels)
         except OSError as error:
@@ -118,6 +130,15 @@ class FeatureWriter:
             changes = dict.fromkeys(present.keys() - wanted.keys()) | wanted
             await self._client.patch(NodeFeature, name, {"spec": {"labels": changes}}, self._namespace)
 
+    def _path(self, file: str) -> Path:
+        path = Path(file)
+        return self._host / path.relative_to("/") if path.is_absolute() else path
+
+    def _remove(self, flags: Flags) -> None:
+        if flags.output_file:
+            with contextlib.suppress(OSError):
+                self._path(flags.output_file).unlink()
+
 
 def _write(path: Path, text: str) -> None:
     """In one step: NFD's worker reads the folder whenever it likes. Raises OSError."""
@@ -125,9 +146,3 @@ def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new.write_text(text)
     os.replace(new, path)  # noqa: PTH105 (Path.replace returns a path nobody needs)
-
-
-def _remove(flags: Flags) -> None:
-    if flags.output_file:
-        with contextlib.suppress(OSError):
-            Path(flags.output_file).unlink()
