@@ -29,6 +29,8 @@ class InputError(GpuSliceError):
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
+        self.detail = message
+        """The sentence without the field."""
 
 
 class ApiError(GpuSliceError):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpuslice import names
 from gpuslice.cluster.nodes import read_unhealthy
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.state import Cluster
 from gpuslice.devices.inventory import Mode
 from gpuslice.kube.wire import Pod
@@ -79,7 +80,7 @@ def test_a_pod_reserved_on_one_node_is_refused_on_another(cluster: Cluster) -> N
     assume(cluster, pod("a", 5), "n")
     verdict = cluster.assume(pod("a", 5), "m")
     assert isinstance(verdict, Verdict)
-    assert verdict.code is Code.ALREADY_BOUND
+    assert verdict.code is PodCode.ALREADY_BOUND
     assert free(cluster, "m") == [15]
 
 

@@ -12,6 +12,7 @@ from gpuslice.cluster.predicates import node_refusal, rules_of
 from gpuslice.cluster.resources import Footprint, footprint_of
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
+from gpuslice.placement.verdict import FITS
 
 
 def container(cpu: str = "", *, name: str = "c", always: bool = False, **more: Any) -> dict[str, Any]:
@@ -109,14 +110,15 @@ def test_too_many_pods() -> None:
     table = table_of(node("n1", pods="1"))
     table.set_pod(pod("a", "n1"))
     assert fits(table, pod()) == set()
-    assert table.shortages(Footprint(), 0) == ["Too many pods"]
+    assert [lack.message for lack in table.shortages(Footprint(), 0)] == ["Too many pods"]
 
 
 def test_extended_resource_that_no_node_has() -> None:
     table = table_of(node("n1"))
     asking = pod(containers=[{"name": "c", "resources": {"limits": {"example.com/fpga": "1"}}}])
     assert fits(table, asking) == set()
-    assert table.shortages(footprint_of(asking.spec), 0) == ["Insufficient example.com/fpga"]
+    (lack,) = table.shortages(footprint_of(asking.spec), 0)
+    assert lack.message == "Insufficient example.com/fpga"
 
 
 def ports(port: int, ip: str = "", protocol: str = "TCP") -> list[dict[str, Any]]:
@@ -251,5 +253,5 @@ def test_arrays_agree_with_plain_counting(steps: list[Any], selector: dict[str, 
             for p in pods.values()
             if p.spec.node_name == name
         )
-        assert table.reasons[answers.refusals[row]] == node_refusal(rules, each)
+        assert table.reasons[answers.refusals[row]] == (node_refusal(rules, each) or FITS)
         assert mask[row] == (not wanted or used + 1000 * wanted <= 4000)

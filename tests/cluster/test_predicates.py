@@ -29,7 +29,8 @@ def pod(**spec: Any) -> Pod:
 
 
 def refusal(on: Node, **spec: Any) -> str:
-    return node_refusal(rules_of(pod(**spec).spec), on)
+    verdict = node_refusal(rules_of(pod(**spec).spec), on)
+    return "" if verdict is None else verdict.message
 
 
 def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def test_plain_pod_suits_a_plain_node() -> None:
 
 
 def test_cordoned_node() -> None:
-    assert refusal(node(unschedulable=True)) == UNSCHEDULABLE
+    assert refusal(node(unschedulable=True)) == UNSCHEDULABLE.message
 
 
 def test_cordoned_node_tolerated_as_daemonsets_do() -> None:
@@ -55,15 +56,15 @@ def test_cordoned_node_tolerated_as_daemonsets_do() -> None:
 
 
 def test_node_name() -> None:
-    assert refusal(node("n1"), nodeName="n2") == WRONG_NAME
+    assert refusal(node("n1"), nodeName="n2") == WRONG_NAME.message
     assert refusal(node("n2"), nodeName="n2") == ""
 
 
 def test_node_selector_needs_every_label() -> None:
     wanted = {"disk": "ssd", "zone": "a"}
     assert refusal(node(labels=wanted | {"more": "x"}), nodeSelector=wanted) == ""
-    assert refusal(node(labels={"disk": "ssd"}), nodeSelector=wanted) == NO_MATCH
-    assert refusal(node(labels={"disk": "ssd", "zone": "b"}), nodeSelector=wanted) == NO_MATCH
+    assert refusal(node(labels={"disk": "ssd"}), nodeSelector=wanted) == NO_MATCH.message
+    assert refusal(node(labels={"disk": "ssd", "zone": "b"}), nodeSelector=wanted) == NO_MATCH.message
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_node_selector_needs_every_label() -> None:
 )
 def test_affinity_operator(operator: str, values: list[str], labels: dict[str, str], holds: bool) -> None:
     said = refusal(node(labels=labels), affinity=affinity(expression("k", operator, *values)))
-    assert said == ("" if holds else NO_MATCH)
+    assert said == ("" if holds else NO_MATCH.message)
 
 
 def test_affinity_terms_are_alternatives_and_their_expressions_are_not() -> None:
@@ -104,18 +105,18 @@ def test_affinity_terms_are_alternatives_and_their_expressions_are_not() -> None
     other = expression("c", "Exists")
     assert refusal(node(labels={"a": "", "b": ""}), affinity=affinity(both, other)) == ""
     assert refusal(node(labels={"c": ""}), affinity=affinity(both, other)) == ""
-    assert refusal(node(labels={"a": ""}), affinity=affinity(both, other)) == NO_MATCH
+    assert refusal(node(labels={"a": ""}), affinity=affinity(both, other)) == NO_MATCH.message
 
 
 def test_empty_affinity_term_matches_no_node() -> None:
-    assert refusal(node(), affinity=affinity({})) == NO_MATCH
+    assert refusal(node(), affinity=affinity({})) == NO_MATCH.message
 
 
 def test_match_fields_names_nodes() -> None:
     """How the DaemonSet controller pins its pods."""
     field = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     assert refusal(node("n1"), affinity=affinity(field)) == ""
-    assert refusal(node("n2"), affinity=affinity(field)) == NO_MATCH
+    assert refusal(node("n2"), affinity=affinity(field)) == NO_MATCH.message
     assert only_nodes(rules_of(pod(affinity=affinity(field)).spec)) == {"n1"}
     assert only_nodes(rules_of(pod(affinity=affinity(field, expression("k", "Exists"))).spec)) is None
 
@@ -161,7 +162,7 @@ def test_not_ready_counts_only_as_a_taint() -> None:
         "metadata": {"name": "n"},
         "status": {"conditions": [{"type": "Ready", "status": "False"}]},
     }
-    assert node_refusal(rules_of(pod().spec), msgspec.convert(body, Node)) == ""
+    assert node_refusal(rules_of(pod().spec), msgspec.convert(body, Node)) is None
 
 
 def test_preferred_terms_add_up() -> None:

@@ -20,6 +20,7 @@ from gpuslice.placement.policies import KNOWN, find
 from gpuslice.placement.policies.policy import Gpus, Nodes, Policy, Scores
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Verdict
+from gpuslice.requests.kinds import SHARES
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 from gpuslice.units import GIB
 
@@ -68,7 +69,7 @@ GRADIENT = Gradient({5 * 1024: 1.0})
 
 
 def share(units: int) -> PodRequest:
-    return PodRequest((ContainerRequest("main", Role.APP, units),))
+    return PodRequest((ContainerRequest("main", Role.APP, SHARES, units),))
 
 
 @pytest.mark.parametrize(("policy", "gpu"), [("binpack", "five"), ("spread", "ten"), ("gradient", "seven")])

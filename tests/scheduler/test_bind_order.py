@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 from binder_world import World, settle
 
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.kube.gate import Gate
 from gpuslice.kube.leading import Leadership
-from gpuslice.placement.verdict import Code
 from gpuslice.requests.pod import PodRequest
 from gpuslice.scheduler.binder import ADMISSION_SECONDS, ANSWER_SECONDS, HOLD_SECONDS
 from gpuslice.scheduler.bindorder import can_be_confused
@@ -22,7 +22,7 @@ async def bound(world: World, name: str, units: int, init: int = 0, node: str = 
     bind = asyncio.create_task(world.binder.bind(world.create(name, units, init=init), node))
     await settle()
     world.serve()
-    assert (await bind).code is Code.BOUND
+    assert (await bind).code is PodCode.BOUND
 
 
 async def test_a_pod_waits_until_the_one_that_it_could_be_taken_for_has_its_gpu() -> None:
@@ -35,7 +35,7 @@ async def test_a_pod_waits_until_the_one_that_it_could_be_taken_for_has_its_gpu(
     world.assign("first")
     await settle()
     world.serve()
-    assert (await answer).code is Code.BOUND
+    assert (await answer).code is PodCode.BOUND
 
 
 async def test_whoever_came_first_is_bound_first() -> None:
@@ -49,7 +49,7 @@ async def test_whoever_came_first_is_bound_first() -> None:
         (request,) = world.waiting
         assert request.body["metadata"]["name"] == name
         world.serve()
-        assert (await answer).code is Code.BOUND
+        assert (await answer).code is PodCode.BOUND
 
 
 async def test_the_end_of_the_pod_that_is_waited_for_is_enough() -> None:
@@ -111,14 +111,14 @@ async def test_a_caller_hears_in_time_that_its_pod_waits_and_may_ask_again() -> 
     await settle()
     world.clock.advance(ANSWER_SECONDS)
     verdict = await asked
-    assert verdict.code is Code.HELD
+    assert verdict.code is PodCode.HELD
     assert "default/first" in verdict.message
     again = asyncio.create_task(world.binder.bind(pod, "n1"))
     await settle()
     world.assign("first")
     await settle()
     world.serve()
-    assert (await again).code is Code.BOUND
+    assert (await again).code is PodCode.BOUND
     assert world.posts == 2
 
 
@@ -133,7 +133,7 @@ async def test_a_pod_whose_turn_comes_when_this_replica_leads_no_more_keeps_no_r
     leadership.leads = False
     world.assign("first")
     await settle()
-    assert (await answer).code is Code.NOT_READY
+    assert (await answer).code is PodCode.NOT_READY
     assert world.cluster.pod(second.uid) is None
     assert not world.waiting
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuslice import names
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.placement.verdict import Code, Verdict
 
 
@@ -25,7 +26,7 @@ async def test_one_request_carries_node_annotations_and_preconditions() -> None:
     assert meta["annotations"][names.MEM_POD] == "5"
     assert meta["annotations"][names.MEM_ASSIGNED] == "false"
     world.serve()
-    assert (await bind).code is Code.BOUND
+    assert (await bind).code is PodCode.BOUND
     assert world.posts == 1
 
 
@@ -54,7 +55,7 @@ async def test_bound_already_to_the_same_node_is_a_success() -> None:
     world.serve()  # the POST: 409
     await settle()
     world.serve()  # the look at the pod
-    assert (await again).code is Code.BOUND
+    assert (await again).code is PodCode.BOUND
     assert world.get("a").annotations == annotations
 
 
@@ -68,7 +69,7 @@ async def test_bound_elsewhere_is_a_refusal_that_gives_the_memory_back() -> None
     for _ in range(2):
         await settle()
         world.serve()
-    assert (await bind).code is Code.ALREADY_BOUND
+    assert (await bind).code is PodCode.ALREADY_BOUND
     assert world.cluster.pod(pod.uid) is None
 
 
@@ -81,7 +82,7 @@ async def test_stale_version_is_read_again_and_bound() -> None:
     for _ in range(3):
         await settle()
         world.serve()
-    assert (await bind).code is Code.BOUND
+    assert (await bind).code is PodCode.BOUND
 
 
 async def test_gone_pod_gives_its_memory_back() -> None:
@@ -92,7 +93,7 @@ async def test_gone_pod_gives_its_memory_back() -> None:
     for _ in range(2):
         await settle()
         world.serve()
-    assert (await bind).code is Code.WRONG_POD
+    assert (await bind).code is PodCode.WRONG_POD
     assert world.cluster.pod(pod.uid) is None
 
 
@@ -106,7 +107,7 @@ async def test_same_name_recreated_is_not_bound() -> None:
     for _ in range(2):
         await settle()
         world.serve()
-    assert (await bind).code is Code.WRONG_POD
+    assert (await bind).code is PodCode.WRONG_POD
     assert not world.bound_ever
 
 
@@ -118,7 +119,7 @@ async def test_forbidden_is_a_plain_failure() -> None:
     await settle()
     world.refuse(403)
     verdict = await bind
-    assert verdict == Verdict(Code.API_FAILED, "binding failed: not today")
+    assert verdict == Verdict(PodCode.API_FAILED, "binding failed: not today")
     assert world.cluster.pod(pod.uid) is None
 
 
@@ -132,7 +133,7 @@ async def test_lost_answer_keeps_the_reservation_and_learns_the_truth() -> None:
     await settle()
     assert world.cluster.pod(pod.uid) is not None
     world.serve()
-    assert (await bind).code is Code.BOUND
+    assert (await bind).code is PodCode.BOUND
     assert world.posts == 1
 
 
@@ -148,7 +149,7 @@ async def test_undecided_bind_answers_but_keeps_the_memory_until_the_truth_is_kn
         world.lose_request()
         await settle()
         world.clock.advance(5)
-    assert (await bind).code is Code.API_FAILED
+    assert (await bind).code is PodCode.API_FAILED
     assert world.cluster.pod(pod.uid) is not None
     for _ in range(2):  # the API server is back: a look, then the fence
         await settle()
@@ -194,12 +195,12 @@ async def test_who_leads_no_more_does_not_try_again() -> None:
     await settle()
     assert world.waiting[0].method == "PATCH"
     world.serve()
-    assert (await bind).code is Code.API_FAILED
+    assert (await bind).code is PodCode.API_FAILED
     world.land()
     assert (world.posts, world.get("a").spec.node_name) == (1, "")
     assert world.cluster.pod(world.get("a").uid) is None
     refused = world.binder.start(world.create("b", 8), "n1")
-    assert refused.result().code is Code.NOT_READY
+    assert refused.result().code is PodCode.NOT_READY
 
 
 async def test_second_bind_to_another_node_waits_for_the_first() -> None:
@@ -214,8 +215,8 @@ async def test_second_bind_to_another_node_waits_for_the_first() -> None:
     world.serve()
     await settle()
     world.serve()
-    assert (await first).code is Code.BOUND
-    assert (await second).code is Code.ALREADY_BOUND
+    assert (await first).code is PodCode.BOUND
+    assert (await second).code is PodCode.ALREADY_BOUND
 
 
 async def test_pod_that_vanished_unseen_is_found_by_the_audit() -> None:
@@ -242,7 +243,7 @@ async def test_pod_without_gpu_is_bound_without_annotations() -> None:
     await settle()
     assert "annotations" not in world.waiting[0].body["metadata"]
     world.serve()
-    assert (await bind).code is Code.BOUND
+    assert (await bind).code is PodCode.BOUND
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
@@ -309,7 +310,7 @@ async def _chaos(dice: random.Random, steps: int) -> None:
         world.tell_one()
     for uid, node, task in binds:
         verdict = await task
-        assert verdict.code is not Code.BOUND or (uid, node) in world.bound_ever
+        assert verdict.code is not PodCode.BOUND or (uid, node) in world.bound_ever
     alive = {p["metadata"]["uid"]: p["spec"].get("nodeName") for p in world.pods.values()}
     for uid in {uid for uid, _, _ in binds} | set(alive):
         record = world.cluster.pod(uid)

@@ -7,12 +7,13 @@ import msgspec
 from binder_world import StepClock, settle
 from lab import node_body, pod_body
 
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import WaitingPod, read_waiting
 from gpuslice.kube.client import Client, Transport
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.placement.verdict import Code, Verdict
+from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import KEPT, Cycle
 from gpuslice.scheduler.service import Scheduler
@@ -55,7 +56,7 @@ def test_room_beside_a_nominated_pod_is_not_kept_from_others() -> None:
     assert world.cycle.decide(waiting("beside", 10)).node == "n1"
     assert world.cycle.decide(waiting("higher", 10, 10)).node == "n1"
     world.nominations.nominate(waiting("high2", 8, 9), "n1", [])
-    assert KEPT in world.cycle.decide(waiting("beside", 10)).message
+    assert KEPT in world.cycle.decide(waiting("beside", 10)).verdict.message
 
 
 def test_binpacks_across_nodes() -> None:
@@ -76,7 +77,7 @@ def test_bad_request_is_told_and_not_placed() -> None:
     body["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "1.5"}}
     decision = world.cycle.decide(read_waiting(msgspec.convert(body, Pod)))
     assert not decision.node
-    assert "not a whole number" in decision.message
+    assert "not a whole number" in decision.verdict.message
 
 
 class _Binder:
@@ -113,7 +114,7 @@ async def test_old_news_of_a_bound_pod_does_not_queue_it_again() -> None:
     cluster.set_node(msgspec.convert(node_body("n1"), Node))
     cluster.set_pod(pod("p"))
     made._handle(await made.queue.pop())
-    binder.answers[0].set_result(Verdict(Code.BOUND, "bound to n1"))
+    binder.answers[0].set_result(Verdict(PodCode.BOUND, "bound to n1"))
     await settle()
     cluster.set_pod(pod("p"))
     assert made.queue.pop_nowait() is None
@@ -126,7 +127,7 @@ async def test_failed_bind_gives_the_room_back_and_is_tried_again_after_a_second
     cluster.set_node(msgspec.convert(node_body("n1", cpu="1"), Node))
     cluster.set_pod(pod("p", cpu="1"))
     made._handle(await made.queue.pop())
-    binder.answers[0].set_result(Verdict(Code.API_FAILED, "binding failed: not today"))
+    binder.answers[0].set_result(Verdict(PodCode.API_FAILED, "binding failed: not today"))
     await settle()
     assert cluster.table.pod("uid-p") is None
     assert made.queue.pop_nowait() is None
@@ -143,7 +144,7 @@ async def test_room_of_a_failed_bind_wakes_who_waits_for_it() -> None:
         cluster.set_pod(pod(name, cpu="1"))
         made._handle(await made.queue.pop())
     assert made.queue.pop_nowait() is None
-    binder.answers[0].set_result(Verdict(Code.API_FAILED, "binding failed: not today"))
+    binder.answers[0].set_result(Verdict(PodCode.API_FAILED, "binding failed: not today"))
     await settle()
     woken = made.queue.pop_nowait()
     assert woken is not None

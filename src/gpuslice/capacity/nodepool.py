@@ -227,7 +227,7 @@ def _policy(text: str | None, labels: Mapping[str, str]) -> MigPolicy:
     try:
         policy = MigPolicy.of({names.MIG_POLICY: text} if text is not None else labels)
     except InputError as error:
-        raise InputError(str(error).removeprefix(f"{error.field}: "), field="migPolicy") from error
+        raise InputError(error.detail, field="migPolicy") from error
     if labels.get(names.MIG_POLICY, policy.value) != policy.value:
         raise InputError(
             f"{policy} here and {labels[names.MIG_POLICY]} as a label; give one", field="migPolicy"

@@ -24,6 +24,7 @@ from gpuslice.cluster.annotations import (
     recorded_spread,
 )
 from gpuslice.cluster.nodes import NodeInfo, read_node, read_unhealthy
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
 from gpuslice.cluster.swaps import is_assigned, swap_places
@@ -237,7 +238,7 @@ class GpuAccounts:
             if known.node == node and known.allocation is not None:
                 return known.allocation, FITS
             return Verdict(
-                Code.ALREADY_BOUND, f"pod {known.key} already holds GPU memory on node {known.node}"
+                PodCode.ALREADY_BOUND, f"pod {known.key} already holds GPU memory on node {known.node}"
             )
         try:
             request = self.request_of(pod)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpuslice.cluster.predicates import (
     NO_MATCH,
+    NodeCode,
     NodeRules,
     node_refusal,
     only_nodes,
@@ -35,10 +36,15 @@ from gpuslice.cluster.resources import (
 )
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
+from gpuslice.placement.verdict import FITS, Verdict
 from gpuslice.requests.kinds import kind_of
 
 Mask = npt.NDArray[np.bool_]
 Amounts = npt.NDArray[np.int64]
+PORTS_TAKEN: Final = Verdict(
+    NodeCode.PORTS_TAKEN, "node(s) didn't have free ports for the requested pod ports"
+)
+TOO_MANY_PODS: Final = Verdict(NodeCode.TOO_MANY_PODS, "Too many pods")
 CLASSES: Final = 256
 """Distinct rules whose answers are kept; beyond it the one longest unused is forgotten."""
 
@@ -72,9 +78,9 @@ class NodeTable:
     def __init__(self) -> None:
         self.version = 0
         """Changes when rows come or go."""
-        self.reasons: list[str] = [""]
-        """Texts of refusals by index; 0 means that the node suits."""
-        self._reason_index: dict[str, int] = {"": 0}
+        self.reasons: list[Verdict] = [FITS]
+        """Refusals by index; 0 means that the node suits."""
+        self._reason_index: dict[str, int] = {FITS.message: 0}
         self._row: dict[str, int] = {}
         self._nodes: list[Node | None] = []
         self._free_rows: list[int] = []
@@ -247,18 +253,18 @@ class NodeTable:
         row: int,
         gone: Iterable[AssignedPod] = (),
         extra: Iterable[Footprint] = (),
-    ) -> list[str]:
+    ) -> list[Verdict]:
         """What a row lacks for a pod, in kube-scheduler's words.
 
         `gone`: pods counted as if they had left; `extra`: footprints counted as if they were there.
         """
         gone, extra = list(gone), list(extra)
-        lacks: list[str] = []
+        lacks: list[Verdict] = []
         node = str(self._names[row])
         if footprint.ports:
             taken = self._taken(node, {assigned.uid for assigned in gone}).union(*(e.ports for e in extra))
             if conflict(footprint.ports, taken):
-                lacks.append("node(s) didn't have free ports for the requested pod ports")
+                lacks.append(PORTS_TAKEN)
         free = self._total[:, row] - self._used[:, row]
         for change, sign in (*((t.footprint, 1) for t in gone), *((e, -1) for e in extra)):
             for name, amount in change.amounts:
@@ -266,11 +272,11 @@ class NodeTable:
                     free[self._column[name]] += sign * amount
             free[3] += sign
         if free[3] < 1:
-            lacks.append("Too many pods")
+            lacks.append(TOO_MANY_PODS)
         for name, amount in footprint.amounts:
             column = self._column.get(name)
             if column is None or amount > free[column]:
-                lacks.append(f"Insufficient {name}")
+                lacks.append(_insufficient(name, amount, 0 if column is None else int(free[column])))
         return lacks
 
     def shortage_counts(self, footprint: Footprint, rows: Mask) -> Counter[str]:
@@ -278,9 +284,9 @@ class NodeTable:
         counts: Counter[str] = Counter()
         if footprint.ports:
             for row in np.flatnonzero(rows):
-                counts.update(self.shortages(footprint, int(row)))
+                counts.update(verdict.message for verdict in self.shortages(footprint, int(row)))
             return counts
-        counts["Too many pods"] = int((self._used[3] >= self._total[3])[rows].sum())
+        counts[TOO_MANY_PODS.message] = int((self._used[3] >= self._total[3])[rows].sum())
         for name, amount in footprint.amounts:
             column = self._column.get(name)
             short = rows if column is None else rows & (self._used[column] + amount > self._total[column])
@@ -372,16 +378,20 @@ class NodeTable:
     def _answer(self, rules: NodeRules, answers: Answers, row: int) -> None:
         node = self._nodes[row]
         if node is not None:
-            answers.refusals[row] = self._reason(node_refusal(rules, node))
+            answers.refusals[row] = self._reason(node_refusal(rules, node) or FITS)
             answers.weights[row] = preferred_weight(rules, node)
             answers.soft[row] = soft_taints(rules, node)
 
-    def _reason(self, text: str) -> int:
-        index = self._reason_index.get(text)
+    def _reason(self, verdict: Verdict) -> int:
+        index = self._reason_index.get(verdict.message)
         if index is None:
-            index = self._reason_index[text] = len(self.reasons)
-            self.reasons.append(text)
+            index = self._reason_index[verdict.message] = len(self.reasons)
+            self.reasons.append(verdict)
         return index
+
+
+def _insufficient(name: str, wanted: int, free: int) -> Verdict:
+    return Verdict(NodeCode.INSUFFICIENT, f"Insufficient {name}", {"wanted": wanted, "free": free})
 
 
 def _statics(node: Node) -> tuple[object, ...]:

@@ -1,13 +1,13 @@
 """What a pod says about nodes, and whether a node complies: name, selector, affinity, taints. Pure.
 
-The rules and the sentences are kube-scheduler's (plugins NodeUnschedulable, NodeName, TaintToleration,
-NodeAffinity), in its order. None of these refusals can be cured by evicting pods.
+The filters are kube-scheduler's plugins of the same names, in its order and with its sentences. None of these
+refusals can be cured by evicting pods.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,10 +21,24 @@ from gpuslice.kube.wire import (
     Taint,
     Toleration,
 )
+from gpuslice.placement.verdict import Reason, Verdict
 
-UNSCHEDULABLE: Final = "node(s) were unschedulable"
-WRONG_NAME: Final = "node(s) didn't match the requested node name"
-NO_MATCH: Final = "node(s) didn't match Pod's node affinity/selector"
+
+class NodeCode(Reason):
+    """Why a node does not take a pod, whatever GPUs it has."""
+
+    UNSCHEDULABLE = "node_unschedulable"
+    WRONG_NAME = "node_name_differs"
+    TAINTED = "taint_not_tolerated"
+    NO_MATCH = "node_affinity_differs"
+    PORTS_TAKEN = "host_ports_taken"
+    TOO_MANY_PODS = "too_many_pods"
+    INSUFFICIENT = "insufficient_resource"
+
+
+UNSCHEDULABLE: Final = Verdict(NodeCode.UNSCHEDULABLE, "node(s) were unschedulable")
+WRONG_NAME: Final = Verdict(NodeCode.WRONG_NAME, "node(s) didn't match the requested node name")
+NO_MATCH: Final = Verdict(NodeCode.NO_MATCH, "node(s) didn't match Pod's node affinity/selector")
 CORDON: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 """What a cordoned node counts as having, also before the node controller has written it."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
@@ -57,23 +71,52 @@ def rules_of(spec: PodSpec) -> NodeRules:
     )
 
 
-def node_refusal(rules: NodeRules, node: Node) -> str:
-    """Why the node does not suit the pod, in kube-scheduler's words; "" if it does."""
-    if node.spec.unschedulable and not tolerated(CORDON, rules.tolerations):
-        return UNSCHEDULABLE
-    if rules.node_name and rules.node_name != node.name:
-        return WRONG_NAME
-    for taint in node.spec.taints or ():
-        if taint.effect in ("NoSchedule", "NoExecute") and not tolerated(taint, rules.tolerations):
-            return f"node(s) had untolerated taint {{{taint.key}: {taint.value}}}"
-    labels = node.labels
+@dataclass(frozen=True, slots=True)
+class NodeFilter:
+    """One rule about nodes. `name`: kube-scheduler's; `refusal`: the verdict, None if the pod passes."""
+
+    name: str
+    refusal: Callable[[NodeRules, Node], Verdict | None]
+
+
+def _unschedulable(rules: NodeRules, node: Node) -> Verdict | None:
+    return UNSCHEDULABLE if node.spec.unschedulable and not tolerated(CORDON, rules.tolerations) else None
+
+
+def _other_name(rules: NodeRules, node: Node) -> Verdict | None:
+    return WRONG_NAME if rules.node_name and rules.node_name != node.name else None
+
+
+def _tainted(rules: NodeRules, node: Node) -> Verdict | None:
+    taint = untolerated(rules, node)
+    if taint is None:
+        return None
+    return Verdict(NodeCode.TAINTED, f"node(s) had untolerated taint {{{taint.key}: {taint.value}}}")
+
+
+def _mismatch(rules: NodeRules, node: Node) -> Verdict | None:
+    labels, affinity = node.labels, rules.affinity
     if any(labels.get(key) != value for key, value in rules.selector):
         return NO_MATCH
-    if rules.affinity is not None and not any(
-        term_matches(term, node) for term in rules.affinity.node_selector_terms
-    ):
+    if affinity is not None and not any(term_matches(term, node) for term in affinity.node_selector_terms):
         return NO_MATCH
-    return ""
+    return None
+
+
+NODE_FILTERS: Final = (
+    NodeFilter("NodeUnschedulable", _unschedulable),
+    NodeFilter("NodeName", _other_name),
+    NodeFilter("TaintToleration", _tainted),
+    NodeFilter("NodeAffinity", _mismatch),
+)
+
+
+def node_refusal(rules: NodeRules, node: Node) -> Verdict | None:
+    """Why the node does not suit the pod, by the first filter that says so; None if it does."""
+    for filter_ in NODE_FILTERS:
+        if (refusal := filter_.refusal(rules, node)) is not None:
+            return refusal
+    return None
 
 
 def only_nodes(rules: NodeRules) -> frozenset[str] | None:
@@ -108,6 +151,14 @@ def soft_taints(rules: NodeRules, node: Node) -> int:
         taint.effect == "PreferNoSchedule" and not tolerated(taint, rules.tolerations)
         for taint in node.spec.taints or ()
     )
+
+
+def untolerated(rules: NodeRules, node: Node) -> Taint | None:
+    """The first taint of the node that keeps the pod away."""
+    for taint in node.spec.taints or ():
+        if taint.effect in ("NoSchedule", "NoExecute") and not tolerated(taint, rules.tolerations):
+            return taint
+    return None
 
 
 def tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:

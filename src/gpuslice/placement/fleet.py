@@ -24,7 +24,7 @@ from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Nodes, Policy, Scores
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import MOST_LEGS, STEPS, Leg, Steps
-from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
+from gpuslice.placement.verdict import FITS, Code, Reason, Verdict, refusal
 from gpuslice.placement.whole import lacking
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest, Role
@@ -51,7 +51,7 @@ CODES: tuple[Code, ...] = (
     Code.NEEDS_AGENT,
 )
 """What the numbers in an array of codes mean; 0 is a yes."""
-_NUMBER = {code: number for number, code in enumerate(CODES)}
+_NUMBER: dict[Reason, int] = {code: number for number, code in enumerate(CODES)}
 NO_NODE = 0
 """The row that stands for every unknown name: always empty."""
 FEW = 16

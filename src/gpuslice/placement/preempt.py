@@ -14,7 +14,7 @@ from typing import Final
 from gpuslice.placement.node import why_not
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import STEPS, Steps
-from gpuslice.placement.verdict import Code
+from gpuslice.placement.verdict import Code, Reason
 from gpuslice.requests.allocation import Charge
 from gpuslice.requests.pod import PodRequest
 from gpuslice.units import MemoryUnit
@@ -97,7 +97,7 @@ def _ask(
     rooms: Sequence[GpuRoom],
     gone: Iterable[Holder],
     steps: Steps,
-) -> Code | None:
+) -> Reason | None:
     """Why the request does not fit once these pods have ended; None if it does."""
     freed: dict[str, list[Charge]] = {}
     for holder in gone:

@@ -12,11 +12,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Code(StrEnum):
-    """Why, for programs: label values in metrics and `reason` in `-o json`."""
+class Reason(StrEnum):
+    """Base of all codes, for programs: label values in metrics and `code` in `-o json`.
+
+    Each room that decides something has its own; what they mean for a pod is the same everywhere.
+    """
+
+    @property
+    def ok(self) -> bool:
+        """True for a yes."""
+        return False
+
+
+class Code(Reason):
+    """What the engine says."""
 
     FITS = "fits"
-    BOUND = "bound"
     NODE_NOT_FOUND = "node_not_found"
     NOT_GPU_NODE = "not_gpu_node"
     INSUFFICIENT = "insufficient_memory_in_one_gpu"
@@ -31,29 +42,28 @@ class Code(StrEnum):
     UNDECIDED = "too_many_ways_to_divide"
     NEEDS_AGENT = "several_gpus_need_the_agent"
     BAD_REQUEST = "bad_request"
-    ALREADY_BOUND = "already_bound"
-    WRONG_POD = "wrong_pod"
-    API_FAILED = "api_failed"
-    HELD = "held_back"
-    NOT_READY = "not_ready"
     MIG_UNKNOWN_PROFILE = "mig_profile_unknown"
     MIG_IMPOSSIBLE = "mig_layout_impossible"
     MIG_IN_USE = "mig_instances_in_use"
     MIG_NO_ROOM = "no_room_for_mig_instance"
+
+    @property
+    def ok(self) -> bool:
+        return self is Code.FITS
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One decision about one pod (and mostly one node)."""
 
-    code: Code
+    code: Reason
     message: str
     numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """True for a yes."""
-        return self.code in (Code.FITS, Code.BOUND)
+        return self.code.ok
 
 
 FITS = Verdict(Code.FITS, "fits")

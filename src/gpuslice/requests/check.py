@@ -7,7 +7,6 @@ that who knows one message knows the other: whole numbers, requests equal to lim
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 
 from gpuslice import names
@@ -17,20 +16,9 @@ from gpuslice.requests.pod import Amounts, PodSpecLike, ResourcesLike
 from gpuslice.units import canonical_quantity, parse_quantity
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One wrong field: its path as the API server prints it, and what it says about it."""
-
-    field: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.detail}"
-
-
-def check_pod(spec: PodSpecLike, path: str = "spec") -> list[Problem]:
+def check_pod(spec: PodSpecLike, path: str = "spec") -> list[InputError]:
     """All that is wrong with the extended resources of a pod spec that is found at `path`."""
-    found: list[Problem] = []
+    found: list[InputError] = []
     for field, containers in (
         ("initContainers", spec.init_containers or ()),
         ("containers", spec.containers),
@@ -40,7 +28,7 @@ def check_pod(spec: PodSpecLike, path: str = "spec") -> list[Problem]:
     return found
 
 
-def check_resources(resources: ResourcesLike, path: str) -> list[Problem]:
+def check_resources(resources: ResourcesLike, path: str) -> list[InputError]:
     """The same of one container's resources."""
     return list(_problems(resources, path))
 
@@ -93,7 +81,7 @@ def _some(amount: object) -> bool:
         return True
 
 
-def _problems(resources: ResourcesLike, path: str) -> Iterator[Problem]:
+def _problems(resources: ResourcesLike, path: str) -> Iterator[InputError]:
     limits = _numbers(resources.limits)
     for name, number in limits.items():
         yield from _value(f"{path}.limits[{name}]", (resources.limits or {})[name], number)
@@ -101,9 +89,8 @@ def _problems(resources: ResourcesLike, path: str) -> Iterator[Problem]:
         amount = (resources.requests or {})[name]
         yield from _value(f"{path}.requests[{name}]", amount, number)
         if name not in limits:
-            yield Problem(
-                f"{path}.limits", "Required value: Limit must be set for non overcommitable resources"
-            )
+            why = "Required value: Limit must be set for non overcommitable resources"
+            yield InputError(why, field=f"{path}.limits")
             continue
         limit = limits[name]
         if number is not None and limit is not None and number != limit:
@@ -123,9 +110,10 @@ def _numbers(amounts: Amounts) -> dict[str, Fraction | None]:
     return found
 
 
-def _value(where: str, amount: object, number: Fraction | None) -> Iterator[Problem]:
+def _value(where: str, amount: object, number: Fraction | None) -> Iterator[InputError]:
     if number is None:
-        yield Problem(where, f'Invalid value: "{amount}": is not a quantity; write a whole number such as 1')
+        why = f'Invalid value: "{amount}": is not a quantity; write a whole number such as 1'
+        yield InputError(why, field=where)
         return
     if number < 0:
         yield _invalid(where, amount, "must be greater than or equal to 0")
@@ -133,5 +121,5 @@ def _value(where: str, amount: object, number: Fraction | None) -> Iterator[Prob
         yield _invalid(where, amount, "must be an integer")
 
 
-def _invalid(where: str, amount: object, why: str) -> Problem:
-    return Problem(where, f'Invalid value: "{canonical_quantity(amount)}": {why}')
+def _invalid(where: str, amount: object, why: str) -> InputError:
+    return InputError(f'Invalid value: "{canonical_quantity(amount)}": {why}', field=where)

@@ -25,6 +25,7 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, happened, rfc3339_micro
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.swaps import is_assigned
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound
@@ -105,7 +106,7 @@ class Binder:
             said = asyncio.Event()
             answer.add_done_callback(lambda _: said.set())
             if not await happened(said, self._clock, ANSWER_SECONDS) and attempt.held:
-                return Verdict(Code.HELD, attempt.held)
+                return Verdict(PodCode.HELD, attempt.held)
         return await asyncio.shield(answer)
 
     def start(self, pod: Pod, node: str) -> asyncio.Future[Verdict]:
@@ -168,7 +169,7 @@ class Binder:
         try:
             await work()
         finally:
-            self._answer(attempt, Verdict(Code.API_FAILED, "the binder was stopped"))
+            self._answer(attempt, Verdict(PodCode.API_FAILED, "the binder was stopped"))
             if self._attempts.get(uid) is attempt:
                 del self._attempts[uid]
             self._next(attempt.node)
@@ -248,7 +249,7 @@ class Binder:
         if not request:
             return {}
         if why := self._cluster.gate.closed():
-            return Verdict(Code.NOT_READY, why)
+            return Verdict(PodCode.NOT_READY, why)
         outcome = self._cluster.assume(pod, node)
         if isinstance(outcome, Verdict):
             return outcome
@@ -354,7 +355,7 @@ class Binder:
     def _done(self, attempt: _Attempt, pod: Pod) -> None:
         if self._cluster.pod(pod.uid) is not None:
             self._bound[pod.uid] = _Bound(pod, self._clock.monotonic())
-        self._answer(attempt, Verdict(Code.BOUND, f"bound to {attempt.node}"))
+        self._answer(attempt, Verdict(PodCode.BOUND, f"bound to {attempt.node}"))
 
     def _settle(self, attempt: _Attempt, bound: Pod) -> None:
         """The pod turned out to be bound: by us, then all is well, or to another node."""
@@ -379,13 +380,13 @@ def _refused(error: GpuSliceError) -> bool:
 
 def _bound_to(pod: Pod, node: str) -> Verdict:
     if pod.spec.node_name == node:
-        return Verdict(Code.BOUND, f"bound to {node}")
-    return Verdict(Code.ALREADY_BOUND, f"pod {pod.key} is bound to node {pod.spec.node_name} already")
+        return Verdict(PodCode.BOUND, f"bound to {node}")
+    return Verdict(PodCode.ALREADY_BOUND, f"pod {pod.key} is bound to node {pod.spec.node_name} already")
 
 
 def _wrong_pod(pod: Pod) -> Verdict:
-    return Verdict(Code.WRONG_POD, f"pod {pod.key} with uid {pod.uid} is gone or being deleted")
+    return Verdict(PodCode.WRONG_POD, f"pod {pod.key} with uid {pod.uid} is gone or being deleted")
 
 
 def _failed(error: GpuSliceError) -> Verdict:
-    return Verdict(Code.API_FAILED, f"binding failed: {error}")
+    return Verdict(PodCode.API_FAILED, f"binding failed: {error}")

@@ -8,38 +8,34 @@ engine's. Equal sentences are counted together: `0/3 nodes are available: 1 node
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.cluster.nodetable import Answers, Mask
+from gpuslice.cluster.nodetable import Mask
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import Demand, WaitingPod
-from gpuslice.placement.fleet import CODES
-from gpuslice.placement.verdict import Code, refusal
+from gpuslice.placement.verdict import FITS, Verdict
+from gpuslice.scheduler.filters import Sieved, filters_of
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause
 
 AFFINITY_WEIGHT: Final = 2
 TAINT_WEIGHT: Final = 3
 """How much preferences count beside packing: kube-scheduler's default weights."""
-NO_NODES: Final = "no nodes available to schedule pods"
+NO_NODES: Final = Verdict(PodCode.NO_NODE_FITS, "no nodes available to schedule pods", {"nodes": 0})
 KEPT: Final = "node(s) kept their room for a nominated pod"
-_WITHOUT_NAME: Final[Mapping[Code, str]] = {
-    Code.NODE_NOT_FOUND: "node(s) without GPUs",
-    Code.NOT_GPU_NODE: "node(s) without GPUs of the kind asked for",
-}
-"""Sentences that name the node would not be counted together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The node; or "" with the sentence for people and what kind of change could help."""
+    """The node; or "" with the verdict on all nodes together and what kind of change could help."""
 
     node: str
-    message: str = ""
+    verdict: Verdict = FITS
     causes: Cause = Cause.SELF
 
 
@@ -50,40 +46,34 @@ class Cycle:
         self._cluster = cluster
         self._table = cluster.table
         self._nominations = cluster.nominations
+        self._filters = filters_of(cluster)
 
     def decide(self, waiting: WaitingPod) -> Decision:
         """Choose a node for a pod."""
         if waiting.problem:
-            return Decision("", waiting.problem)
+            return Decision("", Verdict(PodCode.UNSUPPORTED, waiting.problem))
         demand, table = waiting.demand, self._table
         if not len(table):
             return Decision("", NO_NODES, NODE_CAUSES)
-        answers = table.answers(demand.rules)
-        suits = table.suits(answers)
-        room = suits & table.fits(demand.footprint)
-        codes = self._cluster.gpu_codes(demand.request) if demand.request else None
-        fits = room if codes is None else room & (codes == 0)
+        fits, sieved = table.alive, []
+        for step in self._filters:
+            sieved.append((step.cause, step.sieve(demand, fits)))
+            fits = sieved[-1][1].passing
         kept = self._kept(waiting, fits)
-        if kept.any():
-            fits = fits & ~kept
+        fits = fits & ~kept
         own = self._nominations.of(waiting.uid)
         if own is not None and (row := table.row(own.node)) is not None and fits[row]:
             return Decision(own.node)
         rows = np.flatnonzero(fits)
         if len(rows):
-            best = rows[0] if len(rows) == 1 else rows[int(np.argmax(self._scores(demand, answers, rows)))]
+            best = rows[0] if len(rows) == 1 else rows[int(np.argmax(self._scores(demand, rows)))]
             return Decision(str(table.names[best]))
-        return self._refuse(demand, answers, room=room, suits=suits, codes=codes, kept=kept)
+        return self._refuse(sieved, kept)
 
     def helps(self, demand: Demand, node: str) -> bool:
         """Would this one node take such a pod now? (Nominations are left to `decide`.)"""
         row = self._table.row(node)
-        return (
-            row is not None
-            and not self._table.answers(demand.rules).refusals[row]
-            and not self._table.shortages(demand.footprint, row)
-            and (not demand.request or self._cluster.check(demand.request, node).ok)
-        )
+        return row is not None and not any(step.refusals(demand, node, row) for step in self._filters)
 
     # --- inside -----------------------------------------------------------------------------------
     def _kept(self, waiting: WaitingPod, fits: Mask) -> Mask:
@@ -94,7 +84,8 @@ class Cycle:
                 kept[row] = True
         return kept
 
-    def _scores(self, demand: Demand, answers: Answers, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    def _scores(self, demand: Demand, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+        answers = self._table.answers(demand.rules)
         if demand.request:
             fleet, policy = self._cluster.fleet, self._cluster.policy
             scores = fleet.score_rows(demand.request, self._cluster.fleet_rows()[rows], policy) // 10
@@ -107,34 +98,16 @@ class Cycle:
             scores = scores - TAINT_WEIGHT * (soft * 100 // most)
         return scores
 
-    def _refuse(
-        self,
-        demand: Demand,
-        answers: Answers,
-        *,
-        room: Mask,
-        suits: Mask,
-        codes: npt.NDArray[np.uint8] | None,
-        kept: Mask,
-    ) -> Decision:
-        table, causes = self._table, Cause(0)
-        counts: Counter[str] = Counter()
-        for reason, times in enumerate(np.bincount(answers.refusals[table.alive]).tolist()):
-            if reason and times:
-                counts[table.reasons[reason]] += times
-                causes |= Cause.RULES
-        full = suits & ~room
-        if full.any():
-            counts += table.shortage_counts(demand.footprint, full)
-            causes |= Cause.RESOURCES
-        if codes is not None:
-            for number, times in enumerate(np.bincount(codes[room]).tolist()):
-                if number and times:
-                    code = CODES[number]
-                    counts[_WITHOUT_NAME.get(code) or refusal(code, "").message] += times
-                    causes |= Cause.GPU
+    def _refuse(self, sieved: Iterable[tuple[Cause, Sieved]], kept: Mask) -> Decision:
+        counts, causes = Counter[str](), Cause(0)
+        for cause, step in sieved:
+            if sentences := step.sentences():
+                counts += sentences
+                causes |= cause
         if kept.any():
             counts[KEPT] += int(kept.sum())
             causes |= Cause.RESOURCES | Cause.GPU
         reasons = ", ".join(sorted(f"{times} {text}" for text, times in counts.items()))
-        return Decision("", f"0/{len(table)} nodes are available: {reasons}.", causes)
+        nodes = len(self._table)
+        sentence = f"0/{nodes} nodes are available: {reasons}."
+        return Decision("", Verdict(PodCode.NO_NODE_FITS, sentence, {"nodes": nodes}), causes)

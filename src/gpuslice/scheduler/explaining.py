@@ -19,33 +19,44 @@ from gpuslice.placement.migcluster import MigDemand
 from gpuslice.placement.migdemand import plan_demand
 from gpuslice.placement.node import place
 from gpuslice.placement.room import GpuRoom
-from gpuslice.placement.verdict import Code, Verdict, unavailable
+from gpuslice.placement.verdict import FITS, Code, Verdict, unavailable
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest
+from gpuslice.scheduler.filters import Refused, filters_of
 from gpuslice.scheduler.migview import demand_gpus, profiles_of
 from gpuslice.units import GIB, MemoryUnit
 
 
 @dataclass(frozen=True, slots=True)
 class GpuVerdict:
-    """Could this GPU alone take the pod? `sentence` says it with the numbers."""
+    """Could this GPU alone take the pod?"""
 
     gpu: Gpu
     free_mib: int
-    ok: bool
-    code: Code
-    sentence: str
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """Could this node take the pod now? `code` is None where it is not GPUs that speak against it."""
+    """Could this node take the pod now? `against`: everything that the filters say against it."""
 
     node: str
-    ok: bool
-    code: Code | None
-    sentence: str
+    against: tuple[Refused, ...]
     gpus: tuple[GpuVerdict, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.against
+
+    @property
+    def code(self) -> Code | None:
+        """None where it is not GPUs that speak against it."""
+        codes = [one.verdict.code for one in self.against] or [Code.FITS]
+        return next((code for code in codes if isinstance(code, Code)), None)
+
+    @property
+    def sentence(self) -> str:
+        return "; ".join(one.verdict.message for one in self.against) or FITS.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +204,13 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
 
 # --- a pod that waits ---------------------------------------------------------------------------------
 def _verdicts(waiting: WaitingPod, cluster: Cluster) -> list[NodeVerdict]:
-    table = cluster.table
-    answers = table.answers(waiting.demand.rules)
+    table, filters = cluster.table, filters_of(cluster)
     verdicts = []
     for node in cluster.nodes():
         row = table.row(node.name)
         assert row is not None
-        against = [table.reasons[answers.refusals[row]]] if answers.refusals[row] else []
-        against += table.shortages(waiting.demand.footprint, row)
-        verdict = _node_verdict(waiting.demand.request, node.name, against, cluster)
-        if verdict.code is Code.NO_MIG_DEVICE and not against:
-            more = _if_cut(waiting.demand.request, node, cluster)
-            verdict = replace(verdict, sentence=verdict.sentence + more)
-        verdicts.append(verdict)
+        against = [one for step in filters for one in step.refusals(waiting.demand, node.name, row)]
+        verdicts.append(_node_verdict(waiting.demand.request, node, against, cluster))
     return verdicts
 
 
@@ -226,32 +231,38 @@ def _if_cut(request: PodRequest, node: Node, cluster: Cluster) -> str:
     return f"; its GPUs are cut on demand: GPU {', '.join(map(str, where))} can be"
 
 
-def _node_verdict(request: PodRequest, name: str, against: Sequence[str], cluster: Cluster) -> NodeVerdict:
+def _node_verdict(
+    request: PodRequest, node: Node, against: Sequence[Refused], cluster: Cluster
+) -> NodeVerdict:
     if not request:
-        return NodeVerdict(name, not against, None, "; ".join(against) or "fits")
-    verdict = cluster.check(request, name)
-    gpus = cluster.gpus(name)
-    view = cluster.snapshot(name)
+        return NodeVerdict(node.name, tuple(against))
+    gpus, view = cluster.gpus(node.name), cluster.snapshot(node.name)
+    of_gpus = next((one.verdict for one in against if isinstance(one.verdict.code, Code)), None)
+    more = ""
+    if len(against) == 1 and of_gpus is not None and of_gpus.code is Code.NO_MIG_DEVICE:
+        more = _if_cut(request, node, cluster)
+    told = [_told(one, gpus.unit if gpus else GIB, more) for one in against]
     if view is not None and view.problem:
-        against = [*against, view.problem]
-    sentence = (
-        "; ".join([*against, *([] if verdict.ok else [_with_numbers(verdict, gpus.unit if gpus else GIB)])])
-        or "fits"
-    )
-    ok = verdict.ok and not against
-    code = verdict.code if ok or not verdict.ok else None
+        # Before what it leads to: the GPUs that the node does not say it has.
+        told.insert(-1 if of_gpus else len(told), Refused("GPU", Verdict(Code.NOT_GPU_NODE, view.problem)))
     if gpus is None:
-        return NodeVerdict(name, ok, code, sentence)
-    rooms = cluster.fleet.rooms(name)
-    chosen = place(request, gpus.unit, rooms, cluster.policy, node=name) if verdict.ok else verdict
+        return NodeVerdict(node.name, tuple(told))
+    rooms = cluster.fleet.rooms(node.name)
+    chosen = of_gpus or place(request, gpus.unit, rooms, cluster.policy, node=node.name)
     favourites = chosen.gpus if isinstance(chosen, Allocation) else ()
     return NodeVerdict(
-        name,
-        ok,
-        code,
-        sentence,
+        node.name,
+        tuple(told),
         tuple(_gpu_verdict(request, room, gpus.unit, gpus.at(room.index), favourites) for room in rooms),
     )
+
+
+def _told(refused: Refused, unit: MemoryUnit, more: str) -> Refused:
+    """What the engine says with its numbers, and `more`."""
+    if not isinstance(refused.verdict.code, Code):
+        return refused
+    message = _with_numbers(refused.verdict, unit) + more
+    return replace(refused, verdict=replace(refused.verdict, message=message))
 
 
 def _with_numbers(verdict: Verdict, unit: MemoryUnit) -> str:
@@ -270,28 +281,26 @@ def _gpu_verdict(
     request: PodRequest, room: GpuRoom, unit: MemoryUnit, gpu: Gpu | None, favourites: Sequence[str]
 ) -> GpuVerdict:
     assert gpu is not None
+    return GpuVerdict(gpu, room.free_mib, _of_gpu(request, room, unit, favourites))
+
+
+def _of_gpu(request: PodRequest, room: GpuRoom, unit: MemoryUnit, favourites: Sequence[str]) -> Verdict:
     free = f"{_size(room.free_mib, unit)} of {_size(room.total_mib, unit)} free"
     if room.resource not in request.devices and not (request.units and room.shareable):
-        other = f"is one {room.resource}, which the pod does not ask for"
-        return GpuVerdict(gpu, room.free_mib, False, Code.NOT_GPU_NODE, other)
+        return Verdict(Code.NOT_GPU_NODE, f"is one {room.resource}, which the pod does not ask for")
     alone = place(request, unit, [room])
     if isinstance(alone, Allocation):
-        best = room.uuid in favourites
-        return GpuVerdict(
-            gpu, room.free_mib, True, Code.FITS, f"fits, {free}" + (": the choice" if best else "")
-        )
+        return Verdict(Code.FITS, f"fits, {free}" + (": the choice" if room.uuid in favourites else ""))
     if room.uuid in favourites:
-        return GpuVerdict(gpu, room.free_mib, True, Code.FITS, f"takes a part, {free}: chosen with others")
+        return Verdict(Code.FITS, f"takes a part, {free}: chosen with others")
     if not room.available:
-        return GpuVerdict(
-            gpu, room.free_mib, False, unavailable(room.availability.closed), str(room.availability)
-        )
+        return Verdict(unavailable(room.availability.closed), str(room.availability))
     if room.untouched and (wanted := request.devices.get(room.resource, 0)) > 1:
-        return GpuVerdict(gpu, room.free_mib, False, alone.code, f"free, one of {wanted} that are needed")
+        return Verdict(alone.code, f"free, one of {wanted} that are needed")
     if request.whole and room.holders:
         pods = f"{room.holders} pod{'s' if room.holders > 1 else ''}"
-        return GpuVerdict(gpu, room.free_mib, False, alone.code, f"in use by {pods}, {free}")
-    return GpuVerdict(gpu, room.free_mib, False, alone.code, f"too little room, {free}")
+        return Verdict(alone.code, f"in use by {pods}, {free}")
+    return Verdict(alone.code, f"too little room, {free}")
 
 
 def _size(mib: int, unit: MemoryUnit) -> str:

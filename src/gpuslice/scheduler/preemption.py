@@ -18,10 +18,12 @@ from gpuslice.cluster.actions import Evict, Patch, Record
 from gpuslice.cluster.executor import Executor
 from gpuslice.cluster.nodetable import AssignedPod
 from gpuslice.cluster.nominations import Nominations
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import Demand, WaitingPod
 from gpuslice.kube.wire import ObjectMeta, Pod
 from gpuslice.placement.preempt import Holder, choose_victims, fits_without
+from gpuslice.placement.verdict import Verdict
 
 CANDIDATES: Final = 100
 """Nodes with a way to make room that are compared; kube-scheduler's minimum."""
@@ -45,14 +47,10 @@ class Plan:
         return (max(priorities, default=LEAVING), len(priorities), sum(priorities))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of it: the node where room is being made, or "" and why not (may be "": no way)."""
-
-    node: str = ""
-    message: str = ""
-    passing: bool = False
-    """The reason may pass without an event that we would see (a budget, the API server)."""
+PASSING: Final = (PodCode.API_FAILED, PodCode.PROTECTED)
+"""Refusals that may pass without an event that we would see."""
+NO_VICTIMS: Final = Verdict(PodCode.NO_VICTIMS, "")
+"""Nothing that could be added to why the pod waits."""
 
 
 class Planner:
@@ -207,7 +205,7 @@ class Preemptor:
         self._withdraw = withdraw
         """Gives up a pod's nomination and lets others have the room."""
 
-    async def preempt(self, waiting: WaitingPod) -> Outcome:
+    async def preempt(self, waiting: WaitingPod) -> Verdict:
         """Make room for a pod if there is a way. The room is kept from the first moment on."""
         spared: set[str] = set()
         for _ in range(ROUNDS):
@@ -218,17 +216,21 @@ class Preemptor:
             result = await self._executor.run(evictions(waiting, plan))
             if result.failed is not None:
                 self._withdraw(waiting.uid)
-                return Outcome(message=f"preemption failed: {result.failed}", passing=True)
+                return Verdict(PodCode.API_FAILED, f"preemption failed: {result.failed}")
             if result.protected is None:
                 await self.write_nomination(waiting.pod, plan.node)
                 victims = ", ".join(f"{v.namespace}/{v.name}" for v in plan.victims)
-                return Outcome(plan.node, f"preemption: {victims} must leave node {plan.node}.")
+                return Verdict(
+                    PodCode.PREEMPTING,
+                    f"preemption: {victims} must leave node {plan.node}.",
+                    {"victims": len(plan.victims)},
+                )
             spared.add(result.protected.uid)
         self._withdraw(waiting.uid)
         if spared:
             text = "preemption: the pods that would have to leave are protected by disruption budgets."
-            return Outcome(message=text, passing=True)
-        return Outcome()
+            return Verdict(PodCode.PROTECTED, text, {"protected": len(spared)})
+        return NO_VICTIMS
 
     async def write_nomination(self, pod: Pod, node: str | None) -> None:
         """Show the node where room is being made (None: nowhere any more) in the pod's status.

@@ -21,7 +21,7 @@ from gpuslice.kube.client import Client
 from gpuslice.kube.events import ChangeRecorder, EventRecorder
 from gpuslice.kube.wire import Pod
 from gpuslice.placement.verdict import Code
-from gpuslice.scheduler.preemption import Planner, Preemptor
+from gpuslice.scheduler.preemption import PASSING, Planner, Preemptor
 
 PAUSE_SECONDS: Final = 0.2
 """Changes within this time are looked at together; it also lets the other scheduler act first."""
@@ -113,9 +113,9 @@ class PreemptionController:
                 except Exception as error:  # one pod must not keep the others from room
                     self._cluster.quarantine.hold(waiting.pod, error)
                     continue
-                blocked |= outcome.passing
+                blocked |= outcome.code in PASSING
                 if outcome.message:
-                    kind: Literal["Normal", "Warning"] = "Normal" if outcome.node else "Warning"
+                    kind: Literal["Normal", "Warning"] = "Normal" if outcome.ok else "Warning"
                     self._reasons.record(waiting.pod, kind, "Preemption", outcome.message)
         return blocked
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -17,6 +18,7 @@ import structlog
 from gpuslice import names
 from gpuslice.clock import Clock, rfc3339
 from gpuslice.cluster.executor import Executor
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.state import Change, Cluster
 from gpuslice.cluster.waiting import Demand, WaitingPod
@@ -29,7 +31,7 @@ from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
 from gpuslice.scheduler.cycle import Cycle, Decision
 from gpuslice.scheduler.migdemand_controller import IDLE_SECONDS, MigDemandController
-from gpuslice.scheduler.preemption import Planner, Preemptor
+from gpuslice.scheduler.preemption import PASSING, Planner, Preemptor
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause, SchedulingQueue
 
 COMPONENT: Final = "gpuslice-scheduler"
@@ -169,19 +171,19 @@ class Scheduler:
         except Exception as error:
             self._give_up(waiting, error)
             return
-        if not outcome.node and not outcome.passing and freedom == self._freedom:
+        if outcome.code is PodCode.NO_VICTIMS and freedom == self._freedom:
             self._hopeless.add(waiting.demand)
-        message = f"{decision.message} {outcome.message}".rstrip()
+        message = f"{decision.verdict.message} {outcome.message}".rstrip()
         if waiting.uid not in self.queue:
             self._withdraw(waiting.uid)
-        elif outcome.passing:
+        elif outcome.code in PASSING:
             self._say(waiting.pod, message)
             self.queue.retry(waiting.uid)
         else:
-            self._refuse(waiting, Decision("", message, decision.causes))
+            self._refuse(waiting, replace(decision, verdict=replace(decision.verdict, message=message)))
 
     def _refuse(self, waiting: WaitingPod, decision: Decision) -> None:
-        self._say(waiting.pod, decision.message)
+        self._say(waiting.pod, decision.verdict.message)
         self.queue.wait(waiting.uid, decision.causes)
 
     def _withdraw(self, uid: str) -> None:

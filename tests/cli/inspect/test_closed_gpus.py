@@ -80,7 +80,7 @@ def test_filter_bind_and_explain_tell_what_is_closed_from_what_is_unhealthy(
     assert cluster.check(request, "a").code is code
     (verdict,) = explain(wanted, cluster).nodes
     assert verdict.code is code
-    assert [(gpu.code, gpu.sentence) for gpu in verdict.gpus] == [
+    assert [(gpu.verdict.code, gpu.verdict.message) for gpu in verdict.gpus] == [
         (Code.CLOSED, "closed: being cut into MIG devices")
         if availability == CUT
         else (Code.UNHEALTHY, "unhealthy: XID 79")

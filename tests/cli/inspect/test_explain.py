@@ -6,6 +6,7 @@ from cli_world import Json, decode, node, pod, remember
 
 from gpuslice import names
 from gpuslice.cli.inspect.explain import tell
+from gpuslice.cli.inspect.explainreport import report
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.policies.spread import SPREAD
@@ -38,7 +39,7 @@ def test_where_it_would_go_is_said_before_the_scheduler_acts() -> None:
     explanation = explained("p", node("a", 15360, 15360), pod("x", 5, on="a", **on_gpu(1)), pod("p", 6))
     (verdict,) = explanation.nodes
     assert verdict.ok
-    assert [gpu.sentence for gpu in verdict.gpus] == [
+    assert [gpu.verdict.message for gpu in verdict.gpus] == [
         "fits, 15 GiB of 15 GiB free",
         "fits, 10 GiB of 15 GiB free: the choice",
     ]
@@ -50,14 +51,26 @@ def test_what_is_not_about_gpus_is_said_in_kube_schedulers_words() -> None:
     assert not verdict.ok
     assert verdict.code is None
     assert verdict.sentence == "node(s) didn't match Pod's node affinity/selector"
-    assert verdict.gpus[0].ok
+    assert verdict.gpus[0].verdict.ok
+
+
+def test_programs_are_told_every_filter_that_says_no_with_its_numbers() -> None:
+    asking = pod("p", 20, nodeSelector={"disk": "ssd"})
+    asking["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "900"}
+    (node_report,) = report(explained("p", node("a", 15360), asking)).nodes
+    assert [(one.filter, one.code, one.numbers) for one in node_report.against] == [
+        ("NodeAffinity", "node_affinity_differs", {}),
+        ("NodeResourcesFit", "insufficient_resource", {"wanted": 900_000, "free": 64_000}),
+        ("GPU", "insufficient_memory_in_one_gpu", {"wanted_mib": 20480, "largest_free_mib": 15360}),
+    ]
+    assert node_report.message == "; ".join(one.message for one in node_report.against)
 
 
 def test_an_unhealthy_gpu_says_why() -> None:
     explanation = explained("p", node("a", 15360, unhealthy=(0,)), pod("p", 6))
     (verdict,) = explanation.nodes
     assert not verdict.ok
-    assert verdict.gpus[0].sentence == "unhealthy: ECC error"
+    assert verdict.gpus[0].verdict.message == "unhealthy: ECC error"
 
 
 def test_a_request_that_cannot_be_read_is_quoted() -> None:
@@ -90,7 +103,7 @@ def test_the_reason_is_that_of_the_policy_that_is_asked() -> None:
     placed = explained("p", *bodies, pod("p", 6, on="a", **on_gpu(0)), policy=SPREAD)
     assert placed.why == "spread: the emptiest GPU (15 GiB free on GPU0 without this pod)"
     (waiting,) = explained("p", *bodies, pod("p", 6), policy=SPREAD).nodes
-    assert [gpu.sentence for gpu in waiting.gpus] == [
+    assert [gpu.verdict.message for gpu in waiting.gpus] == [
         "fits, 15 GiB of 15 GiB free: the choice",
         "fits, 10 GiB of 15 GiB free",
     ]

@@ -53,11 +53,15 @@ def tell(explanation: Explanation) -> str:
 def _tell_gpus(gpus: Sequence[GpuVerdict]) -> list[str]:
     """A line per GPU; MIG devices of which the same is to be said share one."""
     lines = []
-    for _, same in groupby(gpus, key=lambda one: (one.gpu.model, one.sentence, one.gpu.parent and "MIG")):
+
+    def said(one: GpuVerdict) -> tuple[str, ...]:
+        return (one.gpu.model, one.verdict.message, one.gpu.parent and "MIG")
+
+    for _, same in groupby(gpus, key=said):
         alike = list(same)
         last = "" if len(alike) == 1 or not alike[0].gpu.parent else f" to GPU{alike[-1].gpu.index}"
         shown = alike[:1] if last else alike
-        lines += [f"GPU{one.gpu.index}{last} {one.gpu.model}: {one.sentence}" for one in shown]
+        lines += [f"GPU{one.gpu.index}{last} {one.gpu.model}: {one.verdict.message}" for one in shown]
     return lines
 
 

@@ -33,6 +33,15 @@ class GpuVerdictReport(Report, frozen=True):
     total_mib: int = msgspec.field(name="totalMiB")
 
 
+class RefusalReport(Report, frozen=True):
+    """What one filter says against a node. `numbers`: MiB where the key says so, else counts."""
+
+    filter: str
+    code: str
+    message: str
+    numbers: dict[str, int]
+
+
 class NodeVerdictReport(Report, frozen=True):
     """`code` is null where it is not the GPUs that speak against the node."""
 
@@ -40,6 +49,7 @@ class NodeVerdictReport(Report, frozen=True):
     ok: bool
     code: str | None
     message: str
+    against: list[RefusalReport]
     gpus: list[GpuVerdictReport]
 
 
@@ -79,12 +89,16 @@ def _node(verdict: NodeVerdict) -> NodeVerdictReport:
             one.gpu.index,
             one.gpu.uuid,
             one.gpu.model,
-            one.ok,
-            str(one.code),
-            one.sentence,
+            one.verdict.ok,
+            str(one.verdict.code),
+            one.verdict.message,
             one.free_mib,
             one.gpu.memory_mib,
         )
         for one in verdict.gpus
     ]
-    return NodeVerdictReport(verdict.node, verdict.ok, verdict.code, verdict.sentence, gpus)
+    against = [
+        RefusalReport(one.filter, one.verdict.code, one.verdict.message, dict(one.verdict.numbers))
+        for one in verdict.against
+    ]
+    return NodeVerdictReport(verdict.node, verdict.ok, verdict.code, verdict.sentence, against, gpus)

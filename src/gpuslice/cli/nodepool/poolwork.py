@@ -154,7 +154,7 @@ def read_options(name: str, fields: PoolFields) -> PoolWish:
         return read_fields(name, fields)
     except InputError as error:
         field = OPTIONS.get(error.field.partition("[")[0], error.field)
-        raise InputError(str(error).removeprefix(f"{error.field}: "), field=field) from error
+        raise InputError(error.detail, field=field) from error
 
 
 def without_none(value: Mapping[str, Any]) -> dict[str, Any]:

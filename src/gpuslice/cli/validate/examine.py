@@ -110,7 +110,7 @@ def _configuration(document: Json, file: str, where: str = "") -> Iterator[Findi
 
 
 def _error(file: str, name: str, error: InputError) -> Finding:
-    return Finding(Level.ERROR, file, name, error.field, str(error).removeprefix(f"{error.field}: "))
+    return Finding(Level.ERROR, file, name, error.field, error.detail)
 
 
 def _objects(document: Any, where: str) -> Iterator[Json]:
@@ -169,4 +169,4 @@ def _judge(template: Json) -> Iterator[tuple[Level, str, str]]:
     try:
         read_request(spec, annotations if isinstance(annotations, dict) else {})
     except InputError as error:
-        yield Level.ERROR, error.field, str(error).removeprefix(f"{error.field}: ")
+        yield Level.ERROR, error.field, error.detail

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpuslice import names
-from gpuslice.cluster.predicates import NodeRules, node_refusal, rules_of
+from gpuslice.cluster.predicates import NodeCode, NodeRules, node_refusal, rules_of, untolerated
 from gpuslice.doctor.checks.rivals import plugin_of
 from gpuslice.doctor.checks.say import listed, template_of
 from gpuslice.doctor.facts import Facts
@@ -158,12 +158,13 @@ def _tainted(facts: Facts) -> Iterator[Finding]:
     for (rules, request), pods in waiting.items():
         fitting = facts.cluster.filter(request, sorted(by_name)).fits
         refusals = {name: node_refusal(rules, by_name[name]) for name in fitting}
-        tainted = {name: why for name, why in refusals.items() if "untolerated taint" in why}
-        if not tainted or "" in refusals.values():
+        tainted = [name for name, why in refusals.items() if why and why.code is NodeCode.TAINTED]
+        if not tainted or None in refusals.values():
             continue
-        name, why = next(iter(tainted.items()))
-        taint = why.partition("{")[2].rstrip("}")
-        key = taint.partition(":")[0]
+        name = tainted[0]
+        taint = untolerated(rules, by_name[name])
+        assert taint is not None
+        key = taint.key
         others = f" (and {listed(pod.key for pod in pods[1:])} like it)" if pods[1:] else ""
         yield Finding(
             Area.PODS,
@@ -171,7 +172,7 @@ def _tainted(facts: Facts) -> Iterator[Finding]:
             Level.ERROR,
             f"Pod/{pods[0].key}",
             f"pod {pods[0].key}{others} fits on node {listed(tainted)}, but does not tolerate the taint "
-            f"{taint.rstrip(': ')} there",
+            f"{f'{key}: {taint.value}'.rstrip(': ')} there",
             f"{_anew(pods[0], f'with the toleration {{key: {key}, operator: Exists}}')}\n"
             f"kubectl taint node {name} {key}-   # or take the taint off",
             {"pods": len(pods), "nodes": len(tainted)},

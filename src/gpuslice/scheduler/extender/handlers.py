@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.records import NodeView
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.trimming import trimmed
@@ -205,25 +206,25 @@ class Extender:
         self._metrics.verdicts.labels("bind", verdict.code.value).inc()
         if verdict.ok:
             return 200, wire.bind_result("")
-        return 503 if verdict.code is Code.NOT_READY else 500, wire.bind_result(verdict.message)
+        return 503 if verdict.code is PodCode.NOT_READY else 500, wire.bind_result(verdict.message)
 
     async def _bind(self, args: wire.BindArgs) -> Verdict:
         asked = (("PodName", args.pod_name), ("PodNamespace", args.pod_namespace), ("Node", args.node))
         for field, name in asked:
             if problem := name_problem(name):
                 # What a caller names goes into URLs: it must not lead to another object.
-                return Verdict(Code.WRONG_POD, f"{field} {name[:NAME_LENGTH]!r} is no name: {problem}")
+                return Verdict(PodCode.WRONG_POD, f"{field} {name[:NAME_LENGTH]!r} is no name: {problem}")
         pod = self._pods.pop(args.pod_uid, None)
         if pod is None or (pod.name, pod.namespace) != (args.pod_name, args.pod_namespace):
             try:
                 pod = await self._client.get(Pod, args.pod_name, args.pod_namespace)
             except NotFound as error:
-                return Verdict(Code.WRONG_POD, str(error))
+                return Verdict(PodCode.WRONG_POD, str(error))
             except (ApiError, GpuSliceError) as error:
-                return Verdict(Code.API_FAILED, str(error))
+                return Verdict(PodCode.API_FAILED, str(error))
             if pod.uid != args.pod_uid:
                 return Verdict(
-                    Code.WRONG_POD,
+                    PodCode.WRONG_POD,
                     f"The pod {args.pod_name} in ns {args.pod_namespace}'s uid is {pod.uid}, and it's not "
                     f"equal with expected {args.pod_uid}",
                 )
