@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.placement.fleet import CODES, Codes, Fleet, Rows
+from gpuslice.placement.columns import Rows
+from gpuslice.placement.fleet import CODES, Codes, Fleet
 from gpuslice.placement.verdict import refusal
 from gpuslice.scheduler.extender.wire import decode_names
 
