@@ -34,6 +34,9 @@ from gpuslice.cli.main import main
 from gpuslice.doctor.finding import Finding, Level
 
 WARNING = Level.WARNING
+ALIASES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 30)
+)
 OFF = "accept-nvidia-visible-devices-envvar-when-unprivileged = false"
 
 
@@ -494,6 +497,7 @@ def test_the_first_to_be_mended_comes_first(tmp_path: Path) -> None:
         "\x00",
         "kind: {[]: 1}",
         "a: 2001-99-99",
+        ALIASES,
     ],
     ids=lambda text: repr(text[:12]),
 )

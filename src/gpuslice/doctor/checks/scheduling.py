@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-import yaml
-
 from gpuslice import names
+from gpuslice.config.reader import load_yaml
 from gpuslice.doctor.checks.say import brief, moment, plural
 from gpuslice.doctor.facts import Facts
 from gpuslice.doctor.finding import Area, Finding, Level
 from gpuslice.doctor.ours import Scheduler, failure
+from gpuslice.errors import InputError
 
 LEASE_STALE_AFTER: Final = timedelta(seconds=60)
 """A holder renews every 2 s; another one takes over after 15 s."""
@@ -163,8 +163,8 @@ def _extender_service(facts: Facts, one: Scheduler) -> Iterator[Finding]:
 def document(text: str) -> dict[str, object]:
     """YAML that should be a mapping; empty if it is not."""
     try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError:
+        found = load_yaml(text)
+    except InputError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -17,7 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeVar
 
 import msgspec
-import yaml
+
+from gpuslice.config.reader import load_yaml
+from gpuslice.errors import InputError
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
@@ -136,7 +138,7 @@ class Root:
 
     def yaml(self, path: str, model: type[S]) -> S | None:
         """The same of YAML."""
-        return self._document(path, model, yaml.safe_load)
+        return self._document(path, model, load_yaml)
 
     def _document(self, path: str, model: type[S], parse: Callable[[str], object]) -> S | None:
         text = self.text(path)
@@ -146,16 +148,12 @@ class Root:
             return msgspec.convert(parse(text), model)
         except msgspec.ValidationError as error:
             why = _explain_type(str(error))
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            why = getattr(error, "problem", None) or " ".join(str(error).split())
-            why = f"line {mark.line + 1}: {why}" if mark else why
         except json.JSONDecodeError as error:
             why = f"line {error.lineno}: {error.msg}"
         except tomllib.TOMLDecodeError as error:
             match = _TOML_PLACE.fullmatch(str(error))
             why = f"{match['place']}: {match['what']}" if match else str(error)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, InputError) as error:
             why = str(error)
         self.broken[path] = Broken(path, why)
         return None
