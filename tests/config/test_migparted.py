@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.config.migexport import MigState, export, text_of
-from gpuslice.config.migparted import MigPartedFile, MigTarget, MigWish, PciId, unmet
+from gpuslice.config.migparted import MigPartedFile, MigSpec, MigTarget, PciId, unmet
 from gpuslice.config.migstandard import standard_configs
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.migprofile import MigProfile
@@ -69,21 +69,21 @@ def one(entry: str) -> str:
     return "version: v1\nmig-configs: {x: [{" + entry + "}]}"
 
 
-def wishes(entry: str, *gpus: MigTarget) -> dict[int, MigWish]:
-    return MigPartedFile.parse(one(entry)).wishes("x", gpus or (a100(0), a100(1)))
+def specs(entry: str, *gpus: MigTarget) -> dict[int, MigSpec]:
+    return MigPartedFile.parse(one(entry)).specs("x", gpus or (a100(0), a100(1)))
 
 
 def test_the_documented_file_means_what_it_says() -> None:
     file = MigPartedFile.parse(CUSTOM)
     assert list(file.configs) == ["all-disabled", "all-enabled", "all-1g.5gb", "custom"]
     gpus = [a100(index) for index in range(4)]
-    assert {i: w.enabled for i, w in file.wishes("all-disabled", gpus).items()} == dict.fromkeys(
+    assert {i: w.enabled for i, w in file.specs("all-disabled", gpus).items()} == dict.fromkeys(
         range(4), False
     )
-    enabled = file.wishes("all-enabled", gpus)[0]
+    enabled = file.specs("all-enabled", gpus)[0]
     assert (enabled.enabled, counts(enabled.devices)) == (True, {})
-    assert [counts(w.devices) for w in file.wishes("all-1g.5gb", gpus).values()] == [{"1g.5gb": 7}] * 4
-    custom = file.wishes("custom", gpus)
+    assert [counts(w.devices) for w in file.specs("all-1g.5gb", gpus).values()] == [{"1g.5gb": 7}] * 4
+    custom = file.specs("custom", gpus)
     assert sorted(custom) == [0, 1, 2], "GPU 3 is in no entry and stays as it is"
     assert counts(custom[0].devices) == {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
     assert not custom[2].enabled
@@ -91,9 +91,7 @@ def test_the_documented_file_means_what_it_says() -> None:
 
 def test_compute_instances_of_one_profile_share_its_instances() -> None:
     """mig-parted makes of 1c.4g.20gb x2 and 2c.4g.20gb x1 one 4g instance with three compute instances."""
-    devices = wishes("devices: [0], mig-enabled: true, mig-devices: {1c.4g.20gb: 2, 2c.4g.20gb: 1}")[
-        0
-    ].devices
+    devices = specs("devices: [0], mig-enabled: true, mig-devices: {1c.4g.20gb: 2, 2c.4g.20gb: 1}")[0].devices
     assert counts(devices) == {"1c.4g.20gb": 2, "2c.4g.20gb": 1}
 
 
@@ -199,18 +197,18 @@ def test_what_mig_parted_lets_through_is_refused_before_anything_is_touched(
 ) -> None:
     """mig-parted 0.15.0: `assert --valid-config` calls each of these valid; applying them empties GPUs."""
     with pytest.raises(InputError) as caught:
-        wishes(entry)
+        specs(entry)
     assert sentence in str(caught.value)
     assert str(caught.value).startswith("mig-configs.x")
 
 
 def test_gpus_that_cannot_be_partitioned_are_passed_over_by_all_and_refused_by_name() -> None:
     t4 = MigTarget(1, "Tesla T4", T4, None)
-    assert list(wishes("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", a100(0), t4)) == [0]
+    assert list(specs("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", a100(0), t4)) == [0]
     with pytest.raises(InputError, match=r"GPU 1 \(Tesla T4\) cannot be made so: it does not support MIG"):
-        wishes("devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}", a100(0), t4)
+        specs("devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}", a100(0), t4)
     with pytest.raises(InputError, match="no GPU of this node is meant by it"):
-        wishes("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", t4)
+        specs("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", t4)
 
 
 def test_of_several_entries_about_a_gpu_the_last_counts() -> None:
@@ -221,8 +219,8 @@ def test_of_several_entries_about_a_gpu_the_last_counts() -> None:
         "{devices: [1], mig-enabled: false}",
     )
     text = f"version: v1\nmig-configs: {{x: [{', '.join(entries)}]}}"
-    found = MigPartedFile.parse(text).wishes("x", [a100(0), a100(1)])
-    assert {index: wish.enabled for index, wish in found.items()} == {0: True, 1: False}
+    found = MigPartedFile.parse(text).specs("x", [a100(0), a100(1)])
+    assert {index: spec.enabled for index, spec in found.items()} == {0: True, 1: False}
 
 
 def test_a_configuration_that_cannot_be_read_is_refused_alone() -> None:
@@ -232,7 +230,7 @@ def test_a_configuration_that_cannot_be_read_is_refused_alone() -> None:
         "bad: [{devices: all, mig-enabled: true, mig-devices: {9x.5gb: 1}}]}"
     )
     file = MigPartedFile.parse(text)
-    assert file.wishes("good", [a100(0)])[0].enabled is False
+    assert file.specs("good", [a100(0)])[0].enabled is False
     with pytest.raises(InputError, match=r"mig-configs.bad\[0\].mig-devices: .*invalid format for '9x.5gb'"):
         file.select("bad")
     with pytest.raises(InputError, match=r"not present: none; there are good$"):
@@ -263,12 +261,12 @@ def test_a_filter_can_name_the_boards_maker(board: str, matches: bool) -> None:
 
 def test_a_filter_without_quotes_is_what_was_meant() -> None:
     entry = "device-filter: 0x20B010DE, devices: all, mig-enabled: false"
-    assert list(wishes(entry)) == [0, 1]
+    assert list(specs(entry)) == [0, 1]
 
 
 def mig(index: int, board: PciId, devices: dict[str, int], *, enabled: bool = True) -> MigState:
     return MigState(
-        index, board, MigWish(enabled, {MigProfile.parse(name): n for name, n in devices.items()})
+        index, board, MigSpec(enabled, {MigProfile.parse(name): n for name, n in devices.items()})
     )
 
 
@@ -321,8 +319,8 @@ def test_what_is_exported_can_be_read_again() -> None:
         a100(2),
     ]
     for form in ("yaml", "json"):
-        again = MigPartedFile.parse(export(gpus, form=form)).wishes("current", targets)
-        assert {index: counts(wish.devices) for index, wish in again.items()} == {
+        again = MigPartedFile.parse(export(gpus, form=form)).specs("current", targets)
+        assert {index: counts(spec.devices) for index, spec in again.items()} == {
             0: {"1g.5gb": 7},
             1: {"1g.6gb": 4},
             2: {"3g.20gb": 2},
@@ -355,13 +353,13 @@ def test_the_standard_file_of_all_families_is_right_for_each_of_them() -> None:
     for family in BOARDS:
         (board, *_) = boards_of(family)
         gpu = MigTarget(0, family, board, FAMILIES[family])
-        wish = again.wishes("all-balanced", [gpu])[0]
-        assert sum(wish.devices.values()) == (4 if FAMILIES[family].compute_slices == 7 else 3)
+        spec = again.specs("all-balanced", [gpu])[0]
+        assert sum(spec.devices.values()) == (4 if FAMILIES[family].compute_slices == 7 else 3)
         smallest = next(profile.name for profile in FAMILIES[family].profiles)
-        assert again.wishes(f"all-{smallest.label}", [gpu])[0].devices == {
+        assert again.specs(f"all-{smallest.label}", [gpu])[0].devices == {
             smallest: FAMILIES[family].compute_slices
         }
-        assert space_of(FAMILIES[family]).why_impossible(dict(wish.devices)) is None
+        assert space_of(FAMILIES[family]).why_impossible(dict(spec.devices)) is None
 
 
 def test_a_file_is_named(tmp_path: Path) -> None:
@@ -384,7 +382,7 @@ def test_a_gpu_of_the_driver_is_selected_by_its_pci_ids() -> None:
 
 def test_only_gpus_that_a_configuration_is_about_are_compared_with_it() -> None:
     """mig-parted's `assert` says that a configuration for one of two GPUs is not applied when it is."""
-    wanted = wishes("devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 2}")
+    wanted = specs("devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 2}")
     right = mig(0, A100, {"1g.5gb": 2, "3g.20gb": 1}).state
     assert unmet(wanted, {0: right, 1: mig(1, A100, {}, enabled=False).state}) == []
     assert unmet(wanted, {0: mig(0, A100, {"1g.5gb": 7}).state}) == [

@@ -21,7 +21,7 @@ SEVEN = "[1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb]"
 def devices(gpus: str, strategy: MigStrategy, sharing: str = "") -> tuple[Gpu, ...]:
     machine = DevicesFile.parse(f"{HEAD}{gpus}}}").machine("n")
     config = NvidiaConfig.parse(f"sharing: {{timeSlicing: {{{sharing}}}}}" if sharing else "")
-    return offered(SimulatedDriver(machine).look(), strategy, config.sharing)
+    return offered(SimulatedDriver(machine).query(), strategy, config.sharing)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ class Bench:
             isolation_disabled=lambda: True,
             differs=self.differs,
             complete=lambda: self.complete,
-            tell=lambda pod, sentence: self.told.append((pod.key, sentence)),
+            record_event=lambda pod, sentence: self.told.append((pod.key, sentence)),
             clock=self.clock,
             random=lambda: 0.5,
         )

@@ -41,7 +41,7 @@ def sharing(replicas: int, more: str = "", name: str = "nvidia.com/gpu") -> str:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pluginconfig, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(pluginconfig, "POLL_SECONDS", 0.01)
 
 
 @asynccontextmanager

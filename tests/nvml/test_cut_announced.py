@@ -50,8 +50,8 @@ def driver_for(request: pytest.FixtureRequest, switched_on: Opened) -> DriverFor
 @asynccontextmanager
 async def announcing(driver: Driver) -> AsyncIterator[DiscoveredGpus]:
     clock = Stopped()
-    line = DirectDriver(driver) if isinstance(driver, SimulatedDriver) else ThreadedDriver(driver, clock)
-    backend = DiscoveredGpus(line, XidPolicy(), clock, MigStrategy.MIXED)
+    asking = DirectDriver(driver) if isinstance(driver, SimulatedDriver) else ThreadedDriver(driver, clock)
+    backend = DiscoveredGpus(asking, XidPolicy(), clock, MigStrategy.MIXED)
     await backend.start()
     running = asyncio.create_task(backend.run())
     try:
@@ -82,7 +82,7 @@ async def test_after_a_cut_what_is_announced_is_what_is_there(driver_for: Driver
     async with announcing(driver) as backend:
         first = backend.found().gpus[0].uuid
         assert resources(backend) == ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"]
-        async with backend.cutting():
+        async with backend.partitioning():
             clear(driver, first)
             cut(driver, first, THREE, 0)
         assert resources(backend) == ["nvidia.com/gpu", "nvidia.com/mig-3g.20gb"]
@@ -94,7 +94,7 @@ async def test_nothing_half_made_is_announced_and_nothing_old_after_a_failure(dr
         first, second = (gpu.uuid for gpu in backend.found().gpus)
         before = backend.gpus()
         with pytest.raises(ZeroDivisionError):
-            async with backend.cutting():
+            async with backend.partitioning():
                 clear(driver, first)
                 cut(driver, first, ONE, 0)
                 # Somebody allocates on the other GPU meanwhile, and finds that somebody has cut that, too.

@@ -30,7 +30,7 @@ from gpuslice.placement.migrestore import plan_restore
 from gpuslice.placement.migsteps import MigPlan
 
 HOPPERS = "{gpus: [{model: H100-80, mig: [3g.40gb@4, 1g.10gb@0]}, {model: H100-80}, {model: H100-80, mig: [1g.10gb@6]}]}"
-WISHES = ({"1g.10gb": 1, "2c.3g.40gb": 1, "1c.3g.40gb": 1, "2g.20gb": 1}, {"1g.10gb": 7}, None)
+SPECS = ({"1g.10gb": 1, "2c.3g.40gb": 1, "1c.3g.40gb": 1, "2g.20gb": 1}, {"1g.10gb": 7}, None)
 """What the three GPUs become: one recut around an instance in use, one switched on, one switched off."""
 AMPERES = "{gpus: [{model: A100-40}, {model: A100-40, mig: [1g.5gb@6]}]}"
 MAKES = ("set_mig_mode", "create_", "destroy_")
@@ -76,13 +76,13 @@ def driver_for(request: pytest.FixtureRequest, switched_on: Opened) -> Callable[
     return make
 
 
-def wanted(wish: dict[str, int] | None) -> MigGoal:
-    devices = {MigProfile.parse(name): count for name, count in (wish or {}).items()}
-    return MigGoal.of(wish is not None, devices)
+def wanted(spec: dict[str, int] | None) -> MigGoal:
+    devices = {MigProfile.parse(name): count for name, count in (spec or {}).items()}
+    return MigGoal.of(spec is not None, devices)
 
 
-def goals(driver: Driver, *wishes: dict[str, int] | None) -> dict[str, MigGoal]:
-    return {gpu.uuid: wanted(wish) for gpu, wish in zip(driver.look().gpus, wishes, strict=False)}
+def goals(driver: Driver, *specs: dict[str, int] | None) -> dict[str, MigGoal]:
+    return {gpu.uuid: wanted(spec) for gpu, spec in zip(driver.query().gpus, specs, strict=False)}
 
 
 def picture(driver: Driver) -> list[str]:
@@ -106,7 +106,7 @@ def back(driver: Driver) -> dict[str, MigGoal]:
 
 def held(driver: Driver) -> tuple[str, tuple[object, ...]]:
     """The MIG device of one slice on GPU 0: its UUID, and how calls name it."""
-    gpu = driver.look().gpus[0]
+    gpu = driver.query().gpus[0]
     mig = next(mig for mig in gpu.mig_devices if str(mig.profile) == "1g.10gb")
     return mig.uuid, (gpu.uuid, mig.gpu_instance, mig.compute_instance)
 
@@ -125,7 +125,7 @@ def test_a_machine_becomes_what_it_is_to_be_and_the_second_time_nothing_is_done(
     uuid, device = held(driver)
     done: list[int] = []
     for _ in range(2):
-        MigExecutor(driver, held={uuid}).carry_out(goals(driver, *WISHES))
+        MigExecutor(driver, held={uuid}).apply(goals(driver, *SPECS))
         assert picture(driver) == [
             "MigMode(current=True, pending=True) 1g.10gb at 0:1, 2g.20gb at 2:2, 3g.40gb at 4:4: "
             "2c.3g.40gb 1c.3g.40gb 2g.20gb 1g.10gb",
@@ -148,7 +148,7 @@ def test_a_refusal_at_any_step_is_undone(driver_for: Callable[[str], Driver]) ->
     while True:
         one, watched = failing(driver, lambda number, at=step: refuse if number == at else None)  # type: ignore[misc]
         try:
-            MigExecutor(one, held={uuid}).carry_out(goals(driver, *WISHES))
+            MigExecutor(one, held={uuid}).apply(goals(driver, *SPECS))
         except MigFailed as error:
             assert error.restored
             assert "was refused: no; everything is as it was before" in str(error)
@@ -170,18 +170,18 @@ def test_a_process_that_is_killed_at_any_step_goes_on_when_it_is_started_again(
         one, watched = failing(driver, lambda number, at=step: Killed() if number == at else None)  # type: ignore[misc]
         killed = False
         try:
-            MigExecutor(one, held={uuid}).carry_out(goals(driver, *WISHES))
+            MigExecutor(one, held={uuid}).apply(goals(driver, *SPECS))
         except Killed:
             killed = True
             again, second = failing(driver, lambda _: None)
-            MigExecutor(again, held={uuid}).carry_out(goals(driver, *WISHES))
+            MigExecutor(again, held={uuid}).apply(goals(driver, *SPECS))
             assert untouched(second, device)
         assert untouched(watched, device)
         ends.add(tuple(sorted(map(str, picture(driver)))))
         if not killed:
             break
         step += 1
-        MigExecutor(driver, held={uuid}).carry_out(home)
+        MigExecutor(driver, held={uuid}).apply(home)
     assert step > 20
     assert len({tuple(end) for end in ends}) == 1, "every way ends in the same layout"
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_put_back_is_told(driver_for: Callable[[str], Driver]) ->
     gone = DriverError(Trouble.LOST, "the GPU has fallen off the bus or does not answer")
     one, _ = failing(driver, lambda number: gone if number >= 5 else None)
     with pytest.raises(MigFailed) as caught:
-        MigExecutor(one).carry_out(goals(driver, {"7g.80gb": 1}))
+        MigExecutor(one).apply(goals(driver, {"7g.80gb": 1}))
     assert not caught.value.restored
     said = str(caught.value)
     assert said.startswith(
@@ -199,8 +199,8 @@ def test_what_cannot_be_put_back_is_told(driver_for: Callable[[str], Driver]) ->
     )
     assert "GPU 0 could not be put back (destroy GPU instance 7g.80gb at 0:8: the GPU has fallen" in said
     assert said.endswith("and has 7g.80gb at 0:8; apply again when the cause is gone")
-    MigExecutor(driver).carry_out(goals(driver, {"7g.80gb": 1}))
-    assert [str(mig.profile) for mig in driver.look().gpus[0].mig_devices] == ["7g.80gb"]
+    MigExecutor(driver).apply(goals(driver, {"7g.80gb": 1}))
+    assert [str(mig.profile) for mig in driver.query().gpus[0].mig_devices] == ["7g.80gb"]
 
 
 def test_a_program_that_nobody_knew_of_is_left_alone(switched_on: Opened) -> None:
@@ -215,29 +215,29 @@ def test_a_program_that_nobody_knew_of_is_left_alone(switched_on: Opened) -> Non
         with pytest.raises(
             MigFailed, match=r"3g.20gb at 4:4 was refused: .* in use.*as it was before"
         ) as caught:
-            MigExecutor(driver).carry_out({gpu: wanted({"1g.5gb": 7})})
+            MigExecutor(driver).apply({gpu: wanted({"1g.5gb": 7})})
         assert caught.value.restored
         assert picture(driver) == before
 
 
-@pytest.mark.parametrize("wish", [{"1g.5gb": 7}, {"4g.20gb": 1, "1g.5gb": 1}, None])
+@pytest.mark.parametrize("spec", [{"1g.5gb": 7}, {"4g.20gb": 1, "1g.5gb": 1}, None])
 def test_what_a_container_holds_is_never_planned_away(
-    wish: dict[str, int] | None, driver_for: Callable[[str], Driver]
+    spec: dict[str, int] | None, driver_for: Callable[[str], Driver]
 ) -> None:
     driver, watched = failing(
         driver_for("{gpus: [{model: A100-40, mig: [1g.5gb@0, 3g.20gb@4]}]}"), lambda _: None
     )
-    mine = next(mig.uuid for mig in driver.look().gpus[0].mig_devices if str(mig.profile) == "3g.20gb")
+    mine = next(mig.uuid for mig in driver.query().gpus[0].mig_devices if str(mig.profile) == "3g.20gb")
     with pytest.raises(MigRefused, match=r"GPU 0 \(.*in use would have to go; nothing was changed"):
-        MigExecutor(driver, held={mine}).carry_out(goals(driver, wish))
+        MigExecutor(driver, held={mine}).apply(goals(driver, spec))
     assert watched.calls == []
 
 
 def test_a_gpu_that_a_container_holds_whole_keeps_its_mode() -> None:
     driver, watched = failing(SimulatedDriver(machine(HOPPERS)), lambda _: None)
-    whole = driver.look().gpus[1].uuid
+    whole = driver.query().gpus[1].uuid
     with pytest.raises(MigRefused, match=r"GPU 1 \(NVIDIA H100.*\) is in use, so MIG's mode cannot change"):
-        MigExecutor(driver, held={whole}).carry_out(goals(driver, {"7g.80gb": 1}, {"7g.80gb": 1}))
+        MigExecutor(driver, held={whole}).apply(goals(driver, {"7g.80gb": 1}, {"7g.80gb": 1}))
     assert watched.calls == [], "GPU 0 comes first, and is not touched either"
 
 
@@ -264,7 +264,7 @@ def test_ids_that_the_driver_chooses_otherwise_are_followed() -> None:
     refuse = DriverError(Trouble.NO_ROOM, "no")
     driver, _ = failing(paper, lambda number: refuse if number == 7 else None)
     with pytest.raises(MigFailed, match="as it was before"):
-        MigExecutor(driver).carry_out(goals(paper, {"2g.10gb": 3}))
+        MigExecutor(driver).apply(goals(paper, {"2g.10gb": 3}))
     assert picture(paper) == before
 
 
@@ -273,19 +273,19 @@ def test_ids_that_the_driver_chooses_otherwise_are_followed() -> None:
 def test_whatever_is_wanted_and_whenever_it_is_killed_what_is_held_stays(model: str, seed: int) -> None:
     random = Random(seed)
     paper = SimulatedDriver(machine(f"{{gpus: [{{model: {model}, mig: []}}]}}"))
-    gpu = paper.look().gpus[0]
+    gpu = paper.query().gpus[0]
     names = [kind.name for kind in paper.geometry(gpu.uuid).profiles]
     made = refused = killed = 0
     for _ in range(60):
-        devices = paper.look().gpus[0].mig_devices
+        devices = paper.query().gpus[0].mig_devices
         mine = random.sample(devices, random.randint(0, min(2, len(devices))))
-        wish = dict(Counter(random.choices(names, k=random.randint(1, 4))))
+        spec = dict(Counter(random.choices(names, k=random.randint(1, 4))))
         before, last = picture(paper), random.randint(0, 12)
         one, watched = failing(paper, lambda number, at=last: Killed() if number == at else None)  # type: ignore[misc]
         try:
-            MigExecutor(one, held={mig.uuid for mig in mine}).carry_out({gpu.uuid: MigGoal.of(True, wish)})
+            MigExecutor(one, held={mig.uuid for mig in mine}).apply({gpu.uuid: MigGoal.of(True, spec)})
             made += 1
-            assert paper.layout(gpu.uuid).devices == Counter(wish)
+            assert paper.layout(gpu.uuid).devices == Counter(spec)
         except MigRefused:
             refused += 1
             assert picture(paper) == before
@@ -293,7 +293,7 @@ def test_whatever_is_wanted_and_whenever_it_is_killed_what_is_held_stays(model: 
         except Killed:
             killed += 1
         assert all(untouched(watched, (gpu.uuid, mig.gpu_instance, mig.compute_instance)) for mig in mine)
-        assert {mig.uuid for mig in mine} <= {mig.uuid for mig in paper.look().gpus[0].mig_devices}
+        assert {mig.uuid for mig in mine} <= {mig.uuid for mig in paper.query().gpus[0].mig_devices}
         assert paper.layout(gpu.uuid).fault is None
     assert made
     assert refused
@@ -312,7 +312,7 @@ def test_on_ampere_nothing_else_is_touched_until_the_reset(switched_on: Opened) 
         executor = MigExecutor(driver)
         for _ in range(2):
             with pytest.raises(MigResetNeeded) as caught:
-                executor.carry_out(goals(driver, {"7g.40gb": 1}, {"7g.40gb": 1}))
+                executor.apply(goals(driver, {"7g.40gb": 1}, {"7g.40gb": 1}))
             assert caught.value.gpus == (0,)
             assert "GPU 0: free it, run nvidia-smi --gpu-reset -i 0 (or reboot the node)" in str(caught.value)
             assert picture(driver) == [
@@ -320,7 +320,7 @@ def test_on_ampere_nothing_else_is_touched_until_the_reset(switched_on: Opened) 
                 "MigMode(current=True, pending=True) 1g.5gb at 6:1: 1g.5gb",
             ]
         reset()
-        executor.carry_out(goals(driver, {"7g.40gb": 1}, {"7g.40gb": 1}))
+        executor.apply(goals(driver, {"7g.40gb": 1}, {"7g.40gb": 1}))
         assert [str(one.layout) for one in survey(driver).gpus] == ["7g.40gb at 0:8"] * 2
 
 
@@ -332,7 +332,7 @@ def test_gpus_that_wait_are_reset_together() -> None:
         asked.append([gpu.index for gpu in gpus])
         reset_of(paper)(gpus)
 
-    MigExecutor(paper, reset=reset).carry_out(goals(paper, {"7g.40gb": 1}, {}, {"7g.40gb": 1}))
+    MigExecutor(paper, reset=reset).apply(goals(paper, {"7g.40gb": 1}, {}, {"7g.40gb": 1}))
     assert asked == [[0, 1, 2]]
     assert [str(one.layout) for one in survey(paper).gpus] == ["7g.40gb at 0:8", "nothing", "7g.40gb at 0:8"]
 
@@ -349,7 +349,7 @@ def test_a_reset_that_is_refused_or_does_nothing_is_undone() -> None:
         (lambda gpus: None, "GPU 0 has the mode it had"),
     ):
         with pytest.raises(MigFailed) as caught:
-            MigExecutor(paper, reset=reset).carry_out(goals(paper, None, {"7g.40gb": 1}))
+            MigExecutor(paper, reset=reset).apply(goals(paper, None, {"7g.40gb": 1}))
         assert str(caught.value).startswith("resetting GPU 0,1 was refused: ")
         assert why in str(caught.value)
         assert picture(paper) == before
@@ -364,13 +364,13 @@ def test_nvidia_smi_resets_a_real_gpu(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     executor = MigExecutor(driver, reset=lambda gpus: by_nvidia_smi(driver, gpus))
     if works:
-        executor.carry_out(goals(driver, {"7g.40gb": 1}))
-        assert [str(mig.profile) for mig in driver.look().gpus[0].mig_devices] == ["7g.40gb"]
+        executor.apply(goals(driver, {"7g.40gb": 1}))
+        assert [str(mig.profile) for mig in driver.query().gpus[0].mig_devices] == ["7g.40gb"]
     else:
         with pytest.raises(
             MigFailed, match=r"nvidia-smi --gpu-reset: GPU 00000000:10:00.0 is in use.*as it was"
         ):
-            executor.carry_out(goals(driver, {"7g.40gb": 1}))
+            executor.apply(goals(driver, {"7g.40gb": 1}))
         assert picture(driver) == ["MigMode(current=False, pending=False) nothing: "]
     assert (tmp_path / "bin" / "asked").read_text() == "--gpu-reset -i 00000000:10:00.0\n"
 
@@ -395,7 +395,7 @@ def test_without_nvidia_smi_the_driver_stays_open(
     monkeypatch.setenv("PATH", "/nowhere")
     assert isinstance(driver, NvmlDriver)
     with pytest.raises(MigFailed, match=r"nvidia-smi is not in the PATH.*everything is as it was before"):
-        MigExecutor(driver, reset=reset_of(driver)).carry_out(goals(driver, {"7g.40gb": 1}))
+        MigExecutor(driver, reset=reset_of(driver)).apply(goals(driver, {"7g.40gb": 1}))
     assert picture(driver) == ["MigMode(current=False, pending=False) nothing: "]
 
 
@@ -403,7 +403,7 @@ class Silent(SimulatedDriver):
     """NVML while MIG is off: profiles are not told, nor places."""
 
     def geometry(self, gpu: str) -> Any:
-        mode = next(one.mig for one in super().look().gpus if one.uuid == gpu)
+        mode = next(one.mig for one in super().query().gpus if one.uuid == gpu)
         if mode is None or not mode.current:
             raise DriverError(Trouble.NOT_SUPPORTED, "MIG is off")
         return super().geometry(gpu)
@@ -412,26 +412,26 @@ class Silent(SimulatedDriver):
 def test_a_driver_that_says_nothing_while_mig_is_off_is_checked_against_the_tables() -> None:
     driver = Silent(machine("{gpus: [{model: H100-80}]}"))
     with pytest.raises(MigRefused, match=r"1g.5gb does not exist on H100-80; it has 1g.10gb"):
-        MigExecutor(driver).carry_out(goals(driver, {"1g.5gb": 1}))
-    MigExecutor(driver).carry_out(goals(driver, {"1g.10gb": 7}))
-    assert str(driver.look().gpus[0].mig) == "MigMode(current=True, pending=True)"
-    assert len(driver.look().gpus[0].mig_devices) == 7
+        MigExecutor(driver).apply(goals(driver, {"1g.5gb": 1}))
+    MigExecutor(driver).apply(goals(driver, {"1g.10gb": 7}))
+    assert str(driver.query().gpus[0].mig) == "MigMode(current=True, pending=True)"
+    assert len(driver.query().gpus[0].mig_devices) == 7
 
 
 def test_a_board_that_no_table_knows_is_switched_on_first() -> None:
     class Unknown(Silent):
-        def look(self) -> Any:
-            found = super().look()
+        def query(self) -> Any:
+            found = super().query()
             return replace(found, gpus=tuple(replace(gpu, name="NVIDIA R900") for gpu in found.gpus))
 
     driver = Unknown(machine("{gpus: [{model: H100-80}]}"))
     with pytest.raises(
         MigRefused, match=r"NVIDIA R900 \(no table knows it; switch MIG on first, by all-enabled\)"
     ):
-        MigExecutor(driver).carry_out(goals(driver, {"1g.10gb": 7}))
-    MigExecutor(driver).carry_out(goals(driver, {}))
-    MigExecutor(driver).carry_out(goals(driver, {"1g.10gb": 7}))
-    assert len(driver.look().gpus[0].mig_devices) == 7
+        MigExecutor(driver).apply(goals(driver, {"1g.10gb": 7}))
+    MigExecutor(driver).apply(goals(driver, {}))
+    MigExecutor(driver).apply(goals(driver, {"1g.10gb": 7}))
+    assert len(driver.query().gpus[0].mig_devices) == 7
 
 
 def test_a_driver_whose_profiles_are_not_those_of_the_table_gets_its_mode_back() -> None:
@@ -443,14 +443,14 @@ def test_a_driver_whose_profiles_are_not_those_of_the_table_gets_its_mode_back()
 
     driver = Renamed(machine("{gpus: [{model: H100-80}]}"))
     with pytest.raises(MigFailed) as caught:
-        MigExecutor(driver).carry_out(goals(driver, {"1g.10gb": 7}))
+        MigExecutor(driver).apply(goals(driver, {"1g.10gb": 7}))
     assert caught.value.restored
     assert str(caught.value).startswith(
         "what was planned before MIG was switched was refused: GPU 0 (NVIDIA H100 80GB HBM3): "
         "1g.10gb does not exist on H100-94; it has 1g.12gb"
     )
     assert str(caught.value).endswith("; everything is as it was before")
-    assert str(driver.look().gpus[0].mig) == "MigMode(current=False, pending=False)"
+    assert str(driver.query().gpus[0].mig) == "MigMode(current=False, pending=False)"
 
 
 def test_a_driver_that_contradicts_itself_once_mig_is_on_gets_its_mode_back() -> None:
@@ -460,13 +460,13 @@ def test_a_driver_that_contradicts_itself_once_mig_is_on_gets_its_mode_back() ->
 
     driver = Unsound(machine("{gpus: [{model: H100-80}]}"))
     with pytest.raises(MigFailed, match="answers are not sound; everything is as it was before"):
-        MigExecutor(driver).carry_out(goals(driver, {"1g.10gb": 7}))
-    assert str(driver.look().gpus[0].mig) == "MigMode(current=False, pending=False)"
+        MigExecutor(driver).apply(goals(driver, {"1g.10gb": 7}))
+    assert str(driver.query().gpus[0].mig) == "MigMode(current=False, pending=False)"
 
 
 def test_mode_only_cuts_nothing() -> None:
     driver = SimulatedDriver(machine(HOPPERS))
-    MigExecutor(driver).carry_out(goals(driver, *WISHES), mode_only=True)
+    MigExecutor(driver).apply(goals(driver, *SPECS), mode_only=True)
     assert picture(driver) == [
         "MigMode(current=True, pending=True) 1g.10gb at 0:1, 3g.40gb at 4:4: 3g.40gb 1g.10gb",
         "MigMode(current=True, pending=True) nothing: ",
@@ -478,7 +478,7 @@ def test_mode_only_cuts_nothing() -> None:
 @pytest.fixture
 def one_more() -> Iterator[tuple[SimulatedDriver, FoundGpu, MigPlan]]:
     driver = SimulatedDriver(machine("{gpus: [{model: A100-40, mig: [1g.5gb@0, 3g.20gb@4]}]}"))
-    gpu = driver.look().gpus[0]
+    gpu = driver.query().gpus[0]
     plan = plan_besides(driver.layout(gpu.uuid), {MigProfile.parse("2g.10gb"): 1})
     assert isinstance(plan, MigPlan)
     yield driver, gpu, plan
@@ -488,7 +488,7 @@ def test_a_plan_for_one_more_instance_is_carried_out(
     one_more: tuple[SimulatedDriver, FoundGpu, MigPlan],
 ) -> None:
     driver, gpu, plan = one_more
-    MigExecutor(driver, held={mig.uuid for mig in gpu.mig_devices}).cut({gpu.uuid: plan})
+    MigExecutor(driver, held={mig.uuid for mig in gpu.mig_devices}).apply_plans({gpu.uuid: plan})
     assert str(driver.layout(gpu.uuid)) == "1g.5gb at 0:1, 2g.10gb at 2:2, 3g.20gb at 4:4"
 
 
@@ -501,7 +501,7 @@ def test_a_plan_that_is_not_true_any_more_is_refused(
         MigRefused,
         match=r"create GPU instance 2g.10gb at 2:2 is impossible: .* overlaps.*nothing was changed",
     ):
-        MigExecutor(driver).cut({gpu.uuid: plan})
+        MigExecutor(driver).apply_plans({gpu.uuid: plan})
     assert str(driver.layout(gpu.uuid)) == "1g.5gb at 0:1, 1g.5gb at 2:1, 3g.20gb at 4:4"
 
 
@@ -513,7 +513,7 @@ def test_a_plan_that_would_take_what_is_held_by_now_is_refused(
     plan = plan_restore(now, layout(now.geometry, "7g.40gb@0"))
     assert isinstance(plan, MigPlan)
     with pytest.raises(MigRefused, match="is impossible: it is in use; nothing was changed"):
-        MigExecutor(driver, held={gpu.mig_devices[1].uuid}).cut({gpu.uuid: plan})
+        MigExecutor(driver, held={gpu.mig_devices[1].uuid}).apply_plans({gpu.uuid: plan})
     assert driver.layout(gpu.uuid) == now
 
 
@@ -521,7 +521,7 @@ def test_a_gpu_that_does_not_answer_is_named(one_more: tuple[SimulatedDriver, Fo
     driver, gpu, plan = one_more
     driver.lose(gpu.uuid)
     for work in (
-        lambda: MigExecutor(driver).cut({gpu.uuid: plan}),
+        lambda: MigExecutor(driver).apply_plans({gpu.uuid: plan}),
         lambda: MigExecutor(driver).plan({gpu.uuid: wanted({})}),
     ):
         with pytest.raises(MigRefused, match=f"there is no GPU {gpu.uuid} that answers; nothing was changed"):

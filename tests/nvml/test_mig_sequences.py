@@ -65,7 +65,7 @@ class Mortal:
             if self._dice.random() < self._chance:
                 raise Killed
             answer = found(*arguments)
-            there = {mig.uuid for gpu in self._driver.look().gpus for mig in gpu.mig_devices}
+            there = {mig.uuid for gpu in self._driver.query().gpus for mig in gpu.mig_devices}
             assert self.guarded <= there, f"{name}{arguments} took what is in use"
             return answer
 
@@ -102,7 +102,7 @@ class World:
                     layout, enabled = found.after, wanted[cut.uuid] is not None
             idle = frozenset(gi.start for gi in layout.instances if self.dice.random() < 0.2)
             gpus.append(DemandGpu("n", cut.uuid, layout, enabled, drains=self.drains, idle_long=idle))
-        plan = plan_demand(gpus, [MigDemand(name, wish) for name, wish in self.waiting.items()])
+        plan = plan_demand(gpus, [MigDemand(name, spec) for name, spec in self.waiting.items()])
         targets: dict[str, Target] = {
             gpu.uuid: placements(gpu.layout) if gpu.enabled else None for gpu in gpus if gpu.uuid in wanted
         }
@@ -118,21 +118,21 @@ class World:
         while True:
             self.mortal.guarded = self.held
             try:
-                MigExecutor(self.driver, held=self.held, reset=reset_of(self.paper)).carry_out(goals)
+                MigExecutor(self.driver, held=self.held, reset=reset_of(self.paper)).apply(goals)
             except Killed:
                 continue
             break
 
     def follow(self) -> None:
         """What the scheduler and the kubelet do: idle devices to the pods that wait for such."""
-        for name, wish in list(self.waiting.items()):
+        for name, spec in list(self.waiting.items()):
             idle: dict[MigProfile, list[str]] = {}
-            for gpu in self.paper.look().gpus:
+            for gpu in self.paper.query().gpus:
                 for mig in gpu.mig_devices:
                     if mig.uuid not in self.held:
                         idle.setdefault(mig.profile, []).append(mig.uuid)
-            if all(len(idle.get(profile, ())) >= count for profile, count in wish.items()):
-                self.running[name] = tuple(u for p, count in wish.items() for u in idle[p][:count])
+            if all(len(idle.get(profile, ())) >= count for profile, count in spec.items()):
+                self.running[name] = tuple(u for p, count in spec.items() for u in idle[p][:count])
                 del self.waiting[name]
 
     def layouts(self) -> Iterator[tuple[str, bool, MigLayout]]:
@@ -156,9 +156,9 @@ def test_pods_come_and_go_and_machines_die(family: str, seed: int) -> None:
         if world.running and world.dice.random() < 0.4:
             del world.running[world.dice.choice(sorted(world.running))]
         else:
-            wish = Counter(world.dice.choices(profiles, k=world.dice.choice([1, 1, 2])))
-            if space_of(geometry).why_impossible(wish) is None:
-                world.waiting[f"p{number}"] = wish
+            spec = Counter(world.dice.choices(profiles, k=world.dice.choice([1, 1, 2])))
+            if space_of(geometry).why_impossible(spec) is None:
+                world.waiting[f"p{number}"] = spec
         waited = len(world.waiting)
         world.plan()
         try:

@@ -13,7 +13,7 @@ from nvml_world import Opened, events, machine
 
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.xids import XidPolicy
-from gpuslice.node.discovery.backend import LOOK_SECONDS, REOPEN_SECONDS, DiscoveredGpus, ThreadedDriver
+from gpuslice.node.discovery.backend import QUERY_SECONDS, REOPEN_SECONDS, DiscoveredGpus, ThreadedDriver
 from gpuslice.node.discovery.driver import Driver, Xid
 from gpuslice.node.discovery.health import QUIET_SECONDS
 from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
@@ -56,8 +56,8 @@ class Turning:
 async def following(
     driver: Driver, clock: Turning, policy: XidPolicy | None = None
 ) -> AsyncIterator[DiscoveredGpus]:
-    line = DirectDriver(driver) if isinstance(driver, SimulatedDriver) else ThreadedDriver(driver, clock)
-    backend = DiscoveredGpus(line, policy or XidPolicy(), clock)
+    asking = DirectDriver(driver) if isinstance(driver, SimulatedDriver) else ThreadedDriver(driver, clock)
+    backend = DiscoveredGpus(asking, policy or XidPolicy(), clock)
     await backend.start()
     async with asyncio.timeout(GUARD), asyncio.TaskGroup() as group:
         running = group.create_task(backend.run())
@@ -93,7 +93,7 @@ async def test_an_xid_makes_its_gpu_unhealthy_until_it_has_been_quiet(switched_o
         gpus = await until(backend, lambda gpus: not gpus[1].healthy)
         assert reasons(gpus) == ["", "XID 48: double-bit ECC error"]
         assert [gpu.available for gpu in backend.gpus()] == [True, False]
-        clock.time += QUIET_SECONDS + LOOK_SECONDS
+        clock.time += QUIET_SECONDS + QUERY_SECONDS
         gpus = await until(backend, lambda gpus: gpus[1].healthy)
         assert reasons(gpus) == ["", ""]
 
@@ -120,7 +120,7 @@ async def test_a_gpu_off_the_bus_is_kept_and_comes_back(switched_on: Opened) -> 
         hardware.happens("xid", 5, 48)
         await until(backend, lambda gpus: not gpus[5].healthy)
         hardware.now()
-        clock.time += LOOK_SECONDS
+        clock.time += QUERY_SECONDS
         gpus = await until(backend, lambda gpus: gpus[3].healthy)
         assert len(gpus) == 8
         hardware.happens("xid", 3, 79)
@@ -170,7 +170,7 @@ def seven(request: pytest.FixtureRequest, switched_on: Opened) -> tuple[Driver, 
         driver, hardware = switched_on(SEVEN)
         return driver, lambda *words: hardware.happens("xid", 0, *words)
     paper = SimulatedDriver(machine(SEVEN))
-    return paper, lambda *words: paper.raise_xid(paper.look().gpus[0].uuid, *words)
+    return paper, lambda *words: paper.raise_xid(paper.query().gpus[0].uuid, *words)
 
 
 async def test_an_xid_of_a_gpu_is_one_of_all_its_mig_devices(
@@ -202,13 +202,13 @@ async def test_an_xid_of_an_instance_is_one_of_that_mig_device_alone(
 
 
 async def test_a_driver_without_events_is_looked_at(switched_on: Opened, old_library: Path) -> None:
-    """Neither events nor a library that waits keep the agent busy: it looks every LOOK_SECONDS."""
+    """Neither events nor a library that waits keep the agent busy: it looks every QUERY_SECONDS."""
     driver, hardware = switched_on("2xT4", using=old_library)
     clock = Turning()
     async with following(Silent(driver), clock) as backend:
         hardware.now("lost 1")
         await until(backend, lambda gpus: not gpus[1].healthy)
-        assert clock.time >= LOOK_SECONDS
+        assert clock.time >= QUERY_SECONDS
 
 
 async def test_a_described_machine_is_as_ill_as_its_file_says() -> None:
@@ -224,7 +224,7 @@ async def test_a_described_machine_is_as_ill_as_its_file_says() -> None:
 
 async def test_a_description_recuts_a_gpu_only_if_it_says_so() -> None:
     driver = SimulatedDriver(machine("{gpus: [{model: A30, mig: []}]}"))
-    gpu = driver.look().gpus[0].uuid
+    gpu = driver.query().gpus[0].uuid
     made = driver.create_gpu_instance(gpu, 14)
     driver.describe(machine("{gpus: [{model: A30, mig: [], numaNode: 1}]}"))
     assert driver.layout(gpu).instances == (made,)

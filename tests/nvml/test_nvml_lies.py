@@ -84,7 +84,7 @@ def test_a_function_that_is_not_needed_may_be_absent(name: str, switched_on: Ope
     driver, hardware = switched_on(MACHINE)
     lacking(name)
     driver.open()
-    found = driver.look()
+    found = driver.query()
     assert [gpu.uuid for gpu in found.gpus] == [hardware.uuid(0), hardware.uuid(1)]
     assert all(gpu.healthy for gpu in found.gpus)
 
@@ -99,7 +99,7 @@ def test_a_fact_that_is_not_needed_may_fail(
     monkeypatch.setattr(pynvml, "nvmlLib", Failing(pynvml.nvmlLib, name, code))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     driver.open()
-    found = driver.look()
+    found = driver.query()
     assert [gpu.uuid for gpu in found.gpus] == [hardware.uuid(0), hardware.uuid(1)]
     assert all(gpu.healthy for gpu in found.gpus)
 
@@ -113,7 +113,7 @@ def test_a_gpu_of_which_the_mode_or_the_memory_is_unknown_is_left_out(
     monkeypatch.setattr(pynvml, "nvmlLib", Failing(pynvml.nvmlLib, name, pynvml.NVML_ERROR_UNKNOWN))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     driver.open()
-    assert driver.look().gpus == ()
+    assert driver.query().gpus == ()
 
 
 @pytest.mark.parametrize("name", NEEDED)
@@ -132,7 +132,7 @@ def test_without_what_every_gpu_needs_each_says_so(name: str, switched_on: Opene
     driver, _ = switched_on(MACHINE)
     lacking(name)
     driver.open()
-    found = driver.look()
+    found = driver.query()
     assert found.gpus == ()
     assert [name.removesuffix("_v2") in reason for _, reason in found.silent] == [True, True]
 
@@ -143,7 +143,7 @@ def test_a_gpu_may_vanish_at_any_moment(answers: int, switched_on: Opened) -> No
     driver, hardware = switched_on(MACHINE)
     hardware.now(f"vanishes 0 {answers}")
     driver.open()
-    found = driver.look()
+    found = driver.query()
     assert hardware.uuid(1) in {gpu.uuid for gpu in found.gpus}
     assert len(found.gpus) + len(found.silent) == 2
 

@@ -36,12 +36,12 @@ def comparable(found: Found) -> Found:
 @pytest.mark.parametrize("name", [*machines(), MIXED, FABRIC])
 def test_both_drivers_tell_the_same_about_a_machine(name: str, switched_on: Opened) -> None:
     driver, _ = switched_on(name)
-    assert comparable(driver.look()) == comparable(SimulatedDriver(machine(name)).look())
+    assert comparable(driver.query()) == comparable(SimulatedDriver(machine(name)).query())
 
 
 def test_eight_a100_are_listed_with_all_that_is_known(switched_on: Opened) -> None:
     driver, hardware = switched_on("8xA100-40")
-    found = driver.look()
+    found = driver.query()
     assert (found.driver_version, found.cuda_version) == ("550.163.01", "12.4")
     assert [gpu.index for gpu in found.gpus] == list(range(8))
     gpu = found.gpus[5]
@@ -61,7 +61,7 @@ def test_eight_a100_are_listed_with_all_that_is_known(switched_on: Opened) -> No
 
 def test_mig_devices_are_named_by_their_attributes(switched_on: Opened) -> None:
     driver, _ = switched_on(MIXED)
-    cut, whole = driver.look().gpus
+    cut, whole = driver.query().gpus
     assert [(str(mig.profile), mig.gpu_instance, mig.memory_mib) for mig in cut.mig_devices] == [
         ("3g.20gb", 2, 19968), ("2g.10gb", 3, 9856), ("1g.5gb", 9, 4864), ("1g.5gb+me", 10, 4864),
     ]  # fmt: skip
@@ -72,7 +72,7 @@ def test_mig_devices_are_named_by_their_attributes(switched_on: Opened) -> None:
 
 def test_an_old_driver_has_no_reserved_memory_and_no_mig(switched_on: Opened, old_library: Path) -> None:
     driver, _ = switched_on("2xT4", using=old_library)
-    gpu = driver.look().gpus[0]
+    gpu = driver.query().gpus[0]
     assert (gpu.memory_mib, gpu.reserved_mib, gpu.usable_mib) == (15109, 0, 15109)
     assert gpu.mig is None
     with pytest.raises(DriverError, match="this driver is too old: its library has no nvmlDevice"):
@@ -83,7 +83,7 @@ def test_nvlinks_from_gpu_to_gpu_are_counted(switched_on: Opened) -> None:
     driver, hardware = switched_on("{gpus: [{model: V100, count: 2}]}")
     hardware.now("nvlink 0 0 1", "nvlink 0 1 1", "nvlink 1 0 0", "nvlink 1 1 0")
     driver.open()
-    assert [link.nvlinks for gpu in driver.look().gpus for link in gpu.links] == [2, 2]
+    assert [link.nvlinks for gpu in driver.query().gpus for link in gpu.links] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_a_gpu_is_in_a_clique_once_it_has_joined_a_fabric(
 ) -> None:
     driver, hardware = switched_on("{gpus: [{model: T4}]}")
     hardware.now(f"fabric 0 {state} {status} {cluster.replace('-', '')} 7")
-    assert driver.look().gpus[0].clique == clique
+    assert driver.query().gpus[0].clique == clique
 
 
 def test_a_gpu_that_vanishes_is_said_and_the_others_go_on(switched_on: Opened) -> None:
     driver, hardware = switched_on("8xA100-40")
     hardware.now("lost 3")
-    found = driver.look()
+    found = driver.query()
     assert [gpu.index for gpu in found.gpus] == [0, 1, 2, 4, 5, 6, 7]
     assert found.silent == ((3, "the GPU has fallen off the bus or does not answer"),)
 
@@ -115,7 +115,7 @@ def test_a_gpu_that_vanishes_is_said_and_the_others_go_on(switched_on: Opened) -
 def test_a_driver_that_wants_a_reset_makes_the_gpu_unhealthy(switched_on: Opened) -> None:
     driver, hardware = switched_on("2xT4")
     hardware.now("action 1 1")
-    assert [(gpu.healthy, gpu.reason) for gpu in driver.look().gpus] == [
+    assert [(gpu.healthy, gpu.reason) for gpu in driver.query().gpus] == [
         (True, ""), (False, "the driver asks for a reset of the GPU"),
     ]  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_a_machine_without_gpus_is_no_error(switched_on: Opened) -> None:
     driver, hardware = switched_on("P100")
     hardware.now("gone 0")
     driver.open()
-    assert driver.look().gpus == ()
+    assert driver.query().gpus == ()
 
 
 def test_an_unknown_gpu_is_named(switched_on: Opened) -> None:

@@ -25,7 +25,7 @@ def driver_for(request: pytest.FixtureRequest, switched_on: Opened) -> Callable[
 
 
 def gpu_of(driver: Driver) -> str:
-    return driver.look().gpus[0].uuid
+    return driver.query().gpus[0].uuid
 
 
 def trouble(call: Callable[[], object]) -> Trouble:
@@ -39,10 +39,10 @@ def test_instances_come_and_go(driver_for: Callable[[str], Driver]) -> None:
     gpu = gpu_of(driver)
     made = driver.create_gpu_instance(gpu, THREE, 4)
     assert (made.start, made.id, str(made.profile)) == (4, 2, "3g.20gb")
-    assert driver.look().gpus[0].mig_devices == ()
+    assert driver.query().gpus[0].mig_devices == ()
     small = driver.create_compute_instance(gpu, made.id, 1)
     large = driver.create_compute_instance(gpu, made.id, 2)
-    assert [str(mig.profile) for mig in driver.look().gpus[0].mig_devices] == ["1c.3g.20gb", "2c.3g.20gb"]
+    assert [str(mig.profile) for mig in driver.query().gpus[0].mig_devices] == ["1c.3g.20gb", "2c.3g.20gb"]
     assert trouble(lambda: driver.create_compute_instance(gpu, made.id, 1)) is Trouble.NO_ROOM
     assert trouble(lambda: driver.destroy_gpu_instance(gpu, made.id)) is Trouble.IN_USE
     for compute in (small, large):
@@ -85,7 +85,7 @@ def test_the_mode_waits_for_a_reset_on_ampere_only(
     driver = driver_for(name)
     gpu = gpu_of(driver)
     assert driver.set_mig_mode(gpu, enabled=True) is at_once
-    mode = driver.look().gpus[0].mig
+    mode = driver.query().gpus[0].mig
     assert mode is not None
     assert (mode.current, mode.pending) == (at_once, True)
     if not at_once:
@@ -152,5 +152,5 @@ def test_both_drivers_do_the_same(name: str, seed: int, switched_on: Opened) -> 
         action = random.choice(actions)
         assert outcome(real, *action) == outcome(paper, *action), action
         assert str(real.layout(gpu)) == str(paper.layout(gpu))
-        names = [[str(mig.profile) for mig in driver.look().gpus[0].mig_devices] for driver in (real, paper)]
+        names = [[str(mig.profile) for mig in driver.query().gpus[0].mig_devices] for driver in (real, paper)]
         assert names[0] == names[1]

@@ -40,7 +40,7 @@ async def test_an_xid_makes_a_gpu_sick_as_on_a_real_node(
         async with asyncio.timeout(PATIENCE):
             await cluster.ready()
         driver = cluster.drivers["gpu-1"]
-        first, second = (gpu.uuid for gpu in driver.look().gpus)
+        first, second = (gpu.uuid for gpu in driver.query().gpus)
         driver.raise_xid(first, well)
         driver.raise_xid(second, sick)
 
@@ -56,7 +56,7 @@ async def test_an_xid_makes_a_gpu_sick_as_on_a_real_node(
 async def test_labels_reach_node_feature_discovery_below_the_nodes_own_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(featurewriter, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(featurewriter, "POLL_SECONDS", 0.05)
     config = f"{{a: {{version: v1, flags: {{gfd: {{outputFile: {FEATURES}}}}}}}}}"
     labelled = ONE.replace("name: gpu-1,", "name: gpu-1, labels: {nvidia.com/device-plugin.config: a},")
     plan = ClusterFile.parse(file(labelled, f"devicePluginConfigs: {config},")).plan()

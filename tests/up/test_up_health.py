@@ -52,7 +52,7 @@ async def test_kubectl_shows_a_lost_gpu_on_the_node_and_on_its_pod(
         held = json.loads(pod["metadata"]["annotations"]["gpuslice.io/allocation"])
         (uuid,) = held["main"]
         driver = cluster.drivers["gpu-1"]
-        index = next(gpu.index for gpu in driver.look().gpus if gpu.uuid == uuid)
+        index = next(gpu.index for gpu in driver.query().gpus if gpu.uuid == uuid)
         driver.lose(uuid)
         sick = await condition(kubectl, lambda one: one["status"] == "True")
         device, name = f"GPU {index} ({uuid})", pod["metadata"]["name"]

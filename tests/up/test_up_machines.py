@@ -35,7 +35,7 @@ async def test_what_happens_to_a_machine_reaches_the_cluster(tmp_path: Path) -> 
     async with local_cluster(plan, settings, clock=SystemClock(), random=Random(1)) as cluster:
         await offered(cluster, 8)
         driver = cluster.drivers["dgx"]
-        gpus = driver.look().gpus
+        gpus = driver.query().gpus
         driver.raise_xid(gpus[3].uuid, 48)
         await offered(cluster, 7)
         driver.lose(gpus[5].uuid)

@@ -261,7 +261,7 @@ async def test_an_agent_that_comes_back_goes_on_where_the_label_says(cluster: Lo
     await told(cluster, "single", manager.SUCCESS)
     await until_offered(cluster, "single", {names.WHOLE_GPU: 16})
     driver = cluster.drivers["single"]
-    for gpu in driver.look().gpus:
+    for gpu in driver.query().gpus:
         for device in gpu.mig_devices:
             driver.destroy_compute_instance(gpu.uuid, device.gpu_instance, device.compute_instance)
             driver.destroy_gpu_instance(gpu.uuid, device.gpu_instance)

@@ -44,7 +44,7 @@ def line(gpu: FoundGpu, index: int = 0) -> str:
 
 async def test_nvidia_smi_shows_a_container_its_mig_devices_and_no_others(tmp_path: Path) -> None:
     async with cluster_of(NODES, tmp_path) as (cluster, kubectl):
-        machine = cluster.drivers["single"].look()
+        machine = cluster.drivers["single"].query()
         owners = {mig.uuid: gpu for gpu in machine.gpus for mig in gpu.mig_devices}
         seen = set()
         for name in ("one", "two"):
@@ -57,7 +57,7 @@ async def test_nvidia_smi_shows_a_container_its_mig_devices_and_no_others(tmp_pa
         assert len(seen) == 2
         assert (await start(kubectl, "twelve", "single", {"nvidia.com/gpu": 12})).count("  MIG 1g.5gb ") == 12
 
-        cut, uncut = cluster.drivers["mixed"].look().gpus
+        cut, uncut = cluster.drivers["mixed"].query().gpus
         large, small = cut.mig_devices
         assert await start(kubectl, "small", "mixed", {"nvidia.com/mig-2g.10gb": 1}) == (
             line(cut) + f"  MIG {small.profile}     Device  0: (UUID: {small.uuid})\n"

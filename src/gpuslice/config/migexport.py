@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from gpuslice.config.migparted import VERSION, MigPartedFile, MigWish, PciId
+from gpuslice.config.migparted import VERSION, MigPartedFile, MigSpec, PciId
 from gpuslice.devices.migprofile import MigProfile
 
 LABEL: Final = "current"
@@ -25,7 +25,7 @@ class MigState:
 
     index: int
     board: PciId
-    state: MigWish
+    state: MigSpec
 
 
 class _Flow(list[Any]):
@@ -72,7 +72,7 @@ def text_of(file: MigPartedFile, *, form: str = "yaml") -> str:
                 _written(
                     [str(board) for board in entry.boards],
                     "all" if entry.indexes is None else entry.indexes,
-                    MigWish(entry.enabled, entry.devices),
+                    MigSpec(entry.enabled, entry.devices),
                 )
                 for entry in entries
             ]
@@ -88,7 +88,7 @@ def _text(document: dict[str, Any], form: str) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-def _same(one: MigWish, other: MigWish) -> bool:
+def _same(one: MigSpec, other: MigSpec) -> bool:
     return one.enabled == other.enabled and dict(one.devices) == dict(other.devices)
 
 
@@ -103,7 +103,7 @@ def _entry(entry: Sequence[MigState], gpus: Sequence[MigState], several: bool) -
     )
 
 
-def _written(boards: list[str], indexes: str | Sequence[int], state: MigWish) -> dict[str, Any]:
+def _written(boards: list[str], indexes: str | Sequence[int], state: MigSpec) -> dict[str, Any]:
     written: dict[str, Any] = {}
     if boards:
         written["device-filter"] = boards[0] if len(boards) == 1 else _Flow(boards)

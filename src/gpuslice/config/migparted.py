@@ -100,7 +100,7 @@ class MigTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class MigWish:
+class MigSpec:
     """What one GPU is to be: MIG mode, and how many devices of each profile."""
 
     enabled: bool
@@ -160,7 +160,7 @@ class MigPartedFile:
             raise InputError(f"selected mig-config not present: {name}; there are {there}")
         return self.configs[name]
 
-    def wishes(self, name: str, gpus: Sequence[MigTarget]) -> dict[int, MigWish]:
+    def specs(self, name: str, gpus: Sequence[MigTarget]) -> dict[int, MigSpec]:
         """What each GPU is to be, by index, with everything checked that can be before a GPU is touched.
 
         A GPU that no entry is about is left as it is and not in the answer; `devices: all` is about those
@@ -187,7 +187,7 @@ class MigPartedFile:
                 f"no GPU of this node is meant by it, so it would change nothing; the node has {has}",
                 field=f"mig-configs.{name}",
             )
-        return {index: MigWish(entry.enabled, entry.devices) for index, (_, entry, _) in last.items()}
+        return {index: MigSpec(entry.enabled, entry.devices) for index, (_, entry, _) in last.items()}
 
 
 def _check_indexes(entry: MigEntry, gpus: Sequence[MigTarget], where: str) -> None:
@@ -209,17 +209,17 @@ def _fault(entry: MigEntry, gpu: MigTarget) -> str | None:
     return space_of(gpu.geometry).why_impossible(entry.devices)
 
 
-def unmet(wishes: Mapping[int, MigWish], states: Mapping[int, MigWish]) -> list[str]:
+def unmet(specs: Mapping[int, MigSpec], states: Mapping[int, MigSpec]) -> list[str]:
     """In which GPUs the node differs from a configuration, a sentence each; only GPUs that it is about."""
     sentences = []
-    for index, wish in sorted(wishes.items()):
+    for index, spec in sorted(specs.items()):
         state = states.get(index)
         if state is None:
             sentences.append(f"GPU {index} has gone")
-        elif state.enabled != wish.enabled:
-            sentences.append(f"GPU {index}: MIG is {_on(state.enabled)}, it is to be {_on(wish.enabled)}")
-        elif dict(state.devices) != dict(wish.devices):
-            sentences.append(f"GPU {index} has {_say(state.devices)}; it is to have {_say(wish.devices)}")
+        elif state.enabled != spec.enabled:
+            sentences.append(f"GPU {index}: MIG is {_on(state.enabled)}, it is to be {_on(spec.enabled)}")
+        elif dict(state.devices) != dict(spec.devices):
+            sentences.append(f"GPU {index} has {_say(state.devices)}; it is to have {_say(spec.devices)}")
     return sentences
 
 

@@ -69,7 +69,7 @@ class SimulatedMachines:
     def _template(self, wish: PoolWish) -> Node:
         """How a node of the pool will look once its agent has offered its GPUs."""
         plan = self._node(wish.spec.name, wish, 0)
-        gpus = plan.offered(SimulatedDriver(plan.machine).look())
+        gpus = plan.offered(SimulatedDriver(plan.machine).query())
         body = new_node(plan.name, wish)
         body["metadata"]["annotations"] |= encode_gpus(gpus)
         node = NodeDescription(

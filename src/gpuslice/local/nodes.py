@@ -87,7 +87,7 @@ class Nodes:
         allow_files(FILES + FILES_PER_NODE * (len(self.folders) + 1))
         driver = SimulatedDriver(node.machine)
         try:
-            self.offered[node.name] = node.offered(driver.look())
+            self.offered[node.name] = node.offered(driver.query())
         except InputError as error:
             field = "devicePluginConfigs" if node.plugin.sharing.resources else "migStrategy"
             raise InputError(f"node {node.name}: {error}", field=field) from error

@@ -150,7 +150,7 @@ class Agent:
         recorder = self._recorder()
         self._quarantine.record_by(recorder)
 
-        def tell(pod: NodePod, sentence: str) -> None:
+        def record_event(pod: NodePod, sentence: str) -> None:
             meta = ObjectMeta(name=pod.name, namespace=pod.namespace, uid=pod.uid)
             recorder.record(Pod(metadata=meta), "Warning", "AnnotationsFull", sentence)
 
@@ -166,7 +166,7 @@ class Agent:
             complete=lambda: pods.whole,
             injector=self._injector,
             simulated=self._simulated,
-            tell=tell,
+            record_event=record_event,
             clock=self._clock,
             random=self._random,
         )

@@ -29,7 +29,7 @@ from gpuslice.kube.wire import Node
 from gpuslice.node.inject.injector import Injector
 from gpuslice.node.report.featurewriter import FeatureWriter
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """How often files are read, and what could not be used is tried again."""
 UNKNOWN: Final = f"the node's label {LABEL} is not known yet"
 
@@ -149,12 +149,12 @@ class ConfigFollower:
         """For ever."""
         while True:
             if self._node is not None or not self._files.by_label:
-                self._look()
-                await self._tell()
-            await happened(self._wake, self._clock, LOOK_SECONDS)
+                self._reconcile()
+                await self._write_status()
+            await happened(self._wake, self._clock, POLL_SECONDS)
             self._wake.clear()
 
-    def _look(self) -> None:
+    def _reconcile(self) -> None:
         """Use what counts now; if that cannot be, all stays as it was."""
         labels = self._node.metadata.labels if self._node else None
         name, problem = "", ""
@@ -183,7 +183,7 @@ class ConfigFollower:
         self._counts = written
         _log.info("the device plugin configuration counts", name=name or "none", warnings=list(warnings))
 
-    async def _tell(self) -> None:
+    async def _write_status(self) -> None:
         """Say on the node which file counts, and why it is not the one that should."""
         node = self._node
         if node is None:
@@ -194,9 +194,9 @@ class ConfigFollower:
         if not changes:
             return
         try:
-            told = await self._client.patch(Node, self._name, {"metadata": {"annotations": changes}})
+            answer = await self._client.patch(Node, self._name, {"metadata": {"annotations": changes}})
         except GpuSliceError as error:
             _log.warning("cannot say which device plugin configuration counts", error=str(error))
             return
         if self._node is node:
-            self._node = told
+            self._node = answer

@@ -55,7 +55,7 @@ class Lab:
     def layouts(self) -> list[str]:
         return [
             str(self.driver.layout(gpu.uuid)) if gpu.mig and gpu.mig.current else "off"
-            for gpu in self.driver.look().gpus
+            for gpu in self.driver.query().gpus
         ]
 
     def run(self, *words: str, stdin: str | None = None) -> click.testing.Result:
@@ -96,14 +96,14 @@ def test_what_these_gpus_cannot_be_is_refused_and_running_instances_stay(
     """mig-parted 0.15.0, C.2: `assert --valid-config` calls all of these valid; `apply` empties GPUs (1-3), or
     does nothing and calls that success (2, 4)."""
     machine = lab()
-    before = machine.driver.look()
+    before = machine.driver.query()
     result = machine.run(*command.split(), "-f", machine.file(entry), "-c", "custom")
     assert result.exit_code == 1
     assert sentence in result.stderr
     assert result.stderr.startswith("error: mig-configs.custom[0]") or "mig-configs.custom: " in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
-    assert machine.driver.look() == before
+    assert machine.driver.query() == before
 
 
 def test_a_configuration_for_one_gpu_counts_as_applied(lab: Callable[..., Lab]) -> None:
@@ -126,19 +126,19 @@ def test_a_configuration_for_one_gpu_counts_as_applied(lab: Callable[..., Lab]) 
 def test_a_refusal_half_way_leaves_both_gpus_as_they_were(lab: Callable[..., Lab]) -> None:
     """mig-parted 0.15.0, defect 3: GPU 0 is empty then, and GPU 1 has its old layout."""
     machine = lab()
-    gpus = machine.driver.look().gpus
+    gpus = machine.driver.query().gpus
     machine.driver.use(gpus[1].uuid, gpus[1].mig_devices[0].gpu_instance)
-    before = machine.driver.look()
+    before = machine.driver.query()
     result = machine.run("apply", "-c", "all-3g.20gb")
     assert result.exit_code == 1
     assert "GPU 1: destroy compute instance 1g.5gb in 1g.5gb at 6:1 was refused" in result.stderr
     assert "everything is as it was before" in result.stderr
-    assert machine.driver.look() == before
+    assert machine.driver.query() == before
 
 
 def test_plan_shows_every_place_and_changes_nothing(lab: Callable[..., Lab]) -> None:
     machine = lab()
-    before = machine.driver.look()
+    before = machine.driver.query()
     result = machine.run("plan", "-c", "all-balanced")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == (
@@ -159,7 +159,7 @@ def test_plan_shows_every_place_and_changes_nothing(lab: Callable[..., Lab]) -> 
     assert told["migModeWanted"] is False
     assert told["resets"] is True
     assert told["destroy"] == [{"profile": "1g.5gb", "placement": "6:1"}]
-    assert machine.driver.look() == before
+    assert machine.driver.query() == before
 
 
 def test_gpus_with_which_the_same_is_done_are_told_once(lab: Callable[..., Lab]) -> None:
@@ -273,7 +273,7 @@ def test_a_reset_is_skipped_when_asked(lab: Callable[..., Lab]) -> None:
 def test_an_instance_without_a_device_is_not_applied(lab: Callable[..., Lab]) -> None:
     """A GPU instance whose making was cut short: no count of devices shows it."""
     machine = lab("{gpus: [{model: A100-40, mig: []}]}")
-    machine.driver.create_gpu_instance(machine.driver.look().gpus[0].uuid, 9, 4)
+    machine.driver.create_gpu_instance(machine.driver.query().gpus[0].uuid, 9, 4)
     result = machine.run("assert", "-c", "all-enabled")
     assert result.exit_code == 1
     assert "GPU 0: 3g.20gb at 4:4 has no compute instance" in result.stderr
@@ -306,12 +306,12 @@ def test_a_checkpoint_is_in_mig_parteds_form_and_brings_every_place_back(
     assert (result.exit_code, result.stdout) == (0, "MIG configuration checkpointed successfully\n")
     assert json.loads(file.read_text()) == GOLDEN
     assert [path.name for path in tmp_path.iterdir()] == ["mig.json"]
-    before = machine.driver.look()
+    before = machine.driver.query()
     machine.run("apply", "-c", "all-1g.5gb")
-    assert machine.driver.look() != before
+    assert machine.driver.query() != before
     result = machine.run("restore", "-f", str(file))
     assert result.stdout.endswith("MIG configuration restored successfully\n")
-    assert machine.driver.look() == before
+    assert machine.driver.query() == before
 
 
 @pytest.mark.parametrize(
@@ -334,14 +334,14 @@ def test_a_checkpoint_that_cannot_be_restored_changes_nothing(
     change: tuple[str, str], code: int, sentence: str, lab: Callable[..., Lab], tmp_path: Path
 ) -> None:
     machine = lab(PAIR)
-    before = machine.driver.look()
+    before = machine.driver.query()
     text = json.dumps(GOLDEN)
     assert change[0] in text
     (tmp_path / "mig.json").write_text(text.replace(*change))
     result = machine.run("restore", "-f", str(tmp_path / "mig.json"))
     assert result.exit_code == code
     assert sentence in result.stderr
-    assert machine.driver.look() == before
+    assert machine.driver.query() == before
 
 
 def test_a_restore_spares_what_is_in_its_place(lab: Callable[..., Lab], tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_what_the_kubelet_says_pods_hold_stays(
 ) -> None:
     """A container that holds a MIG device and runs nothing on it: the driver would not mind."""
     machine = lab()
-    first = machine.driver.look().gpus[0].mig_devices[0]
+    first = machine.driver.query().gpus[0].mig_devices[0]
     (tmp_path / "pod-resources").mkdir()
     (tmp_path / "pod-resources" / "kubelet.sock").touch()
 
@@ -370,12 +370,12 @@ def test_what_the_kubelet_says_pods_hold_stays(
         return frozenset({first.uuid})
 
     monkeypatch.setattr("gpuslice.cli.mig.work.held_by_pods", held)
-    before = machine.driver.look()
+    before = machine.driver.query()
     for command in ("plan", "apply"):
         result = machine.run(command, "-c", "all-1g.5gb", "--kubelet-dir", str(tmp_path))
         assert result.exit_code == 1
         assert "GPU 0 (NVIDIA A100-SXM4-40GB): 1 x 3g.20gb in use would have to go" in result.stderr
-        assert machine.driver.look() == before
+        assert machine.driver.query() == before
     assert machine.run("apply", "-c", "all-3g.20gb", "--kubelet-dir", str(tmp_path)).exit_code == 0
 
 
@@ -405,7 +405,7 @@ def test_on_paper_the_file_stays_and_the_outcome_is_printed(tmp_path: Path) -> N
 
 def test_a_gpu_that_does_not_answer_is_left_out_aloud(lab: Callable[..., Lab]) -> None:
     machine = lab()
-    machine.driver.lose(machine.driver.look().gpus[1].uuid)
+    machine.driver.lose(machine.driver.query().gpus[1].uuid)
     result = machine.run("apply", "-c", "all-7g.40gb")
     assert result.exit_code == 0
     assert result.stderr == "warning: GPU 1 is left out: the GPU has fallen off the bus or does not answer\n"

@@ -22,7 +22,7 @@ def machine(gpus: str) -> PaperMachine:
 
 
 def seen(gpus: str) -> Found:
-    return SimulatedDriver(machine(gpus)).look()
+    return SimulatedDriver(machine(gpus)).query()
 
 
 def sick(health: Health) -> list[int]:
@@ -48,11 +48,11 @@ def test_an_xid_of_an_instance_that_is_gone_is_one_of_the_gpu() -> None:
 
 def test_an_xid_of_a_gpu_instance_is_one_of_all_compute_instances_in_it() -> None:
     driver = SimulatedDriver(machine(CUT))
-    gpu = driver.look().gpus[0].uuid
+    gpu = driver.query().gpus[0].uuid
     driver.destroy_compute_instance(gpu, 2, 0)
     for slices in (1, 2):
         driver.create_compute_instance(gpu, 2, slices)
-    health = Health(XidPolicy(), driver.look())
+    health = Health(XidPolicy(), driver.query())
     health.xid(Xid(gpu, 94, 2), 0)
     assert [(mig.gpu_instance, mig.healthy) for mig in health.found().gpus[0].mig_devices] == [
         (2, False), (2, False), (7, True),
@@ -66,10 +66,10 @@ def test_every_xid_that_counts_begins_the_quiet_time_anew() -> None:
     health = Health(XidPolicy(), found)
     health.xid(Xid(found.gpus[0].uuid, 48), 0)
     health.xid(Xid(found.gpus[0].uuid, 94), QUIET_SECONDS - 1)
-    health.look(found, QUIET_SECONDS)
+    health.update(found, QUIET_SECONDS)
     assert sick(health) == [0]
     assert health.found().gpus[0].reason == "XID 94: contained memory error"
-    health.look(found, 2 * QUIET_SECONDS - 1)
+    health.update(found, 2 * QUIET_SECONDS - 1)
     assert sick(health) == []
 
 
@@ -78,10 +78,10 @@ def test_nothing_heals_while_the_driver_asks_for_a_reset() -> None:
     wish = replace(found.gpus[0], healthy=False, reason="the driver asks for a reset of the GPU")
     health = Health(XidPolicy(), found)
     health.xid(Xid(found.gpus[0].uuid, 48), 0)
-    health.look(replace(found, gpus=(wish,)), 10 * QUIET_SECONDS)
+    health.update(replace(found, gpus=(wish,)), 10 * QUIET_SECONDS)
     (gpu,) = health.found().gpus
     assert gpu.reason == "XID 48: double-bit ECC error; the driver asks for a reset of the GPU"
-    health.look(found, 11 * QUIET_SECONDS)
+    health.update(found, 11 * QUIET_SECONDS)
     assert sick(health) == []
 
 
@@ -90,10 +90,10 @@ def test_nothing_heals_while_a_gpu_is_silent() -> None:
     health = Health(XidPolicy(), found)
     health.xid(Xid(found.gpus[1].uuid, 79), 0)
     without = replace(found, gpus=found.gpus[:1], silent=((1, "gone"),))
-    health.look(without, 10 * QUIET_SECONDS)
+    health.update(without, 10 * QUIET_SECONDS)
     assert not health.all_answer
     assert health.found().gpus[1].reason == "XID 79: the GPU has fallen off the bus; gone"
-    health.look(found, 11 * QUIET_SECONDS)
+    health.update(found, 11 * QUIET_SECONDS)
     assert (health.all_answer, sick(health)) == (True, [])
 
 
@@ -101,8 +101,8 @@ def test_an_instance_cut_anew_has_nothing_of_the_old_one() -> None:
     found = seen(CUT)
     health = Health(XidPolicy(), found)
     health.xid(Xid(found.gpus[0].uuid, 94, 7, 0), 0)
-    health.look(seen("{model: A100-40, mig: [3g.20gb@4]}"), 1)
-    health.look(found, 2)
+    health.update(seen("{model: A100-40, mig: [3g.20gb@4]}"), 1)
+    health.update(found, 2)
     assert all(mig.healthy for mig in health.found().gpus[0].mig_devices)
 
 
@@ -123,8 +123,8 @@ async def test_after_a_reboot_the_agent_is_there_to_cut_the_gpus_again() -> None
     await backend.start()
     assert backend.gpus() == ()
     assert backend.labels()["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-INVALID"
-    async with backend.cutting():
-        for gpu in driver.look().gpus:
+    async with backend.partitioning():
+        for gpu in driver.query().gpus:
             made = driver.create_gpu_instance(gpu.uuid, 9, None)
             driver.create_compute_instance(gpu.uuid, made.id, 3)
     assert len(backend.gpus()) == 2

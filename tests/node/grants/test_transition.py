@@ -20,7 +20,7 @@ from gpuslice.requests.kinds import REPLICAS, SHARES, WHOLE_GPUS, Kind
 HEAD = "apiVersion: gpuslice.io/v1alpha1\nkind: Devices\nspec: {gpus: "
 FOUND = SimulatedDriver(
     DevicesFile.parse(f"{HEAD}[{{model: T4, uuid: GPU-a}}, {{model: T4, uuid: GPU-b}}]}}").machine("n")
-).look()
+).query()
 
 
 def as_announced(sharing: str) -> NodeGpus:

@@ -155,8 +155,8 @@ def devices_of(spec: Path) -> dict[str, list[str]]:
 async def test_whole_gpus(host: Path, options: dict[str, Any], answer: ContainerAllocation) -> None:
     """In the order in which a kubelet asks for them, as NVIDIA's plugin does."""
     driver = simulated(UNCUT)
-    gpus = offered(driver.look(), MigStrategy.NONE)
-    async with world(gpus, injector=injector(host, driver.look, **options)) as here:
+    gpus = offered(driver.query(), MigStrategy.NONE)
+    async with world(gpus, injector=injector(host, driver.query, **options)) as here:
         assert await allocated(here, "GPU-c", "GPU-a") == answer
 
 
@@ -169,10 +169,10 @@ async def test_whole_gpus(host: Path, options: dict[str, Any], answer: Container
 )
 async def test_mig_devices_that_count_as_gpus(host: Path, options: dict[str, Any], visible: str) -> None:
     driver = simulated(SEVENTHS)
-    first, second = ([mig.uuid for mig in gpu.mig_devices] for gpu in driver.look().gpus)
+    first, second = ([mig.uuid for mig in gpu.mig_devices] for gpu in driver.query().gpus)
     asked = (second[4], second[3], first[2])
-    gpus = offered(driver.look(), MigStrategy.SINGLE)
-    async with world(gpus, injector=injector(host, driver.look, **options)) as here:
+    gpus = offered(driver.query(), MigStrategy.SINGLE)
+    async with world(gpus, injector=injector(host, driver.query, **options)) as here:
         assert await allocated(here, *asked) == ContainerAllocation(
             {"NVIDIA_VISIBLE_DEVICES": visible.format(*asked)}
         )
@@ -180,10 +180,10 @@ async def test_mig_devices_that_count_as_gpus(host: Path, options: dict[str, Any
 
 async def test_mig_devices(host: Path) -> None:
     driver = simulated(CUT)
-    large, small, smallest = (mig.uuid for mig in driver.look().gpus[1].mig_devices)
-    gpus = offered(driver.look(), MigStrategy.MIXED)
+    large, small, smallest = (mig.uuid for mig in driver.query().gpus[1].mig_devices)
+    gpus = offered(driver.query(), MigStrategy.MIXED)
     options = {"device_list_strategy": ("envvar", "cdi-cri"), "pass_device_specs": True}
-    async with world(gpus[:1], injector=injector(host, driver.look, **options)) as here:
+    async with world(gpus[:1], injector=injector(host, driver.query, **options)) as here:
         here.backend.set_gpus(gpus)
         for profile in ("3g.20gb", "2g.10gb", "1g.5gb"):
             await here.allocatable(1, f"nvidia.com/mig-{profile}")
@@ -212,9 +212,9 @@ async def test_mig_devices(host: Path) -> None:
 
 async def test_a_share_of_memory_comes_with_its_gpu_in_the_same_way(host: Path) -> None:
     driver = simulated(UNCUT)
-    gpus = offered(driver.look(), MigStrategy.NONE)
+    gpus = offered(driver.query(), MigStrategy.NONE)
     options = {"device_list_strategy": "cdi-cri,volume-mounts", "pass_device_specs": True}
-    async with world(gpus, injector=injector(host, driver.look, **options)) as here:
+    async with world(gpus, injector=injector(host, driver.query, **options)) as here:
         await here.create("a", container("c", 30))
         given = here.given(await here.running("a"))
         assert given.cdi_devices == (f"{CDI}GPU-a",)
@@ -234,17 +234,17 @@ async def test_a_share_of_memory_comes_with_its_gpu_in_the_same_way(host: Path) 
 
 async def test_the_specification_comes_with_the_agent_follows_the_devices_and_goes(host: Path) -> None:
     driver = simulated(CUT)
-    uuids = [mig.uuid for mig in driver.look().gpus[1].mig_devices]
-    gpus = offered(driver.look(), MigStrategy.MIXED)
-    given = injector(host, driver.look, device_list_strategy="cdi-annotations")
+    uuids = [mig.uuid for mig in driver.query().gpus[1].mig_devices]
+    gpus = offered(driver.query(), MigStrategy.MIXED)
+    given = injector(host, driver.query, device_list_strategy="cdi-annotations")
     async with world(gpus[:1], injector=given) as here:
         spec = host / SPEC
         assert list(devices_of(spec)) == ["GPU-a", "GPU-b", *uuids]
         assert files_in(spec.parent) == [spec.name]
-        for instance in driver.look().gpus[1].mig_devices[:2]:
+        for instance in driver.query().gpus[1].mig_devices[:2]:
             driver.destroy_compute_instance("GPU-b", instance.gpu_instance, instance.compute_instance)
             driver.destroy_gpu_instance("GPU-b", instance.gpu_instance)
-        here.backend.set_gpus(offered(driver.look(), MigStrategy.MIXED))
+        here.backend.set_gpus(offered(driver.query(), MigStrategy.MIXED))
         await here.allocatable(1, "nvidia.com/mig-1g.5gb")
         assert list(devices_of(spec)) == ["GPU-a", "GPU-b", uuids[2]]
         await here.stop("agent")
@@ -253,16 +253,16 @@ async def test_the_specification_comes_with_the_agent_follows_the_devices_and_go
 
 async def test_without_cdi_nothing_is_looked_for_or_written(tmp_path: Path) -> None:
     driver = simulated(CUT)
-    gpus = offered(driver.look(), MigStrategy.MIXED)
-    async with world(gpus[:1], injector=injector(tmp_path, driver.look)):
+    gpus = offered(driver.query(), MigStrategy.MIXED)
+    async with world(gpus[:1], injector=injector(tmp_path, driver.query)):
         assert files_in(tmp_path) == []
 
 
 async def test_that_a_gpu_fell_ill_is_told_though_the_driver_is_gone(host: Path) -> None:
     """Its files may be the first to go, as when a driver container ends."""
     driver = simulated(UNCUT)
-    gpus = offered(driver.look(), MigStrategy.NONE)
-    given = injector(host, driver.look, device_list_strategy="cdi-cri")
+    gpus = offered(driver.query(), MigStrategy.NONE)
+    given = injector(host, driver.query, device_list_strategy="cdi-cri")
     async with world(gpus, injector=given) as here:
         before = (host / SPEC).read_text()
         (host / LIBCUDA).unlink()
@@ -294,7 +294,7 @@ async def test_what_cdi_lacks_is_said_at_the_start(
 ) -> None:
     harm(host)
     driver = simulated(CUT)
-    here = World(host / "kubelet", injector=injector(host, driver.look, device_list_strategy="cdi-cri"))
+    here = World(host / "kubelet", injector=injector(host, driver.query, device_list_strategy="cdi-cri"))
     with pytest.raises(InputError, match=sentence):
         await here.agent().run()
     assert not (host / SPEC).exists()
@@ -305,9 +305,9 @@ async def test_a_device_whose_files_are_unknown_is_not_given_out(host: Path) -> 
     driver = simulated(CUT)
     minors = host / "proc/driver/nvidia-caps/mig-minors"
     minors.unlink()
-    gpus: tuple[Gpu, ...] = offered(driver.look(), MigStrategy.MIXED)
-    uuid = driver.look().gpus[1].mig_devices[1].uuid
-    async with world(gpus[:1], injector=injector(host, driver.look, pass_device_specs=True)) as here:
+    gpus: tuple[Gpu, ...] = offered(driver.query(), MigStrategy.MIXED)
+    uuid = driver.query().gpus[1].mig_devices[1].uuid
+    async with world(gpus[:1], injector=injector(host, driver.query, pass_device_specs=True)) as here:
         here.backend.set_gpus(gpus)
         await here.allocatable(1, "nvidia.com/mig-2g.10gb")
         with pytest.raises(RpcError, match="mig-minors cannot be read"):
@@ -324,7 +324,7 @@ def test_a_driver_container_is_looked_at_where_it_is_mounted(host: Path, tmp_pat
     driver = simulated(UNCUT)
     given = injector(
         host,
-        driver.look,
+        driver.query,
         driver_root="/run/nvidia/driver",
         device_list_strategy="envvar,cdi-cri",
         pass_device_specs=True,
@@ -342,7 +342,7 @@ def test_a_driver_container_is_looked_at_where_it_is_mounted(host: Path, tmp_pat
 
 def test_a_machine_without_gpus_has_no_specification(host: Path) -> None:
     driver = simulated(UNCUT)
-    machine = driver.look()
+    machine = driver.query()
     given = injector(host, lambda: machine, device_list_strategy="cdi-cri")
     given.publish()
     assert (host / SPEC).exists()

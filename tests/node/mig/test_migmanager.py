@@ -45,7 +45,7 @@ class World:
     @property
     def devices(self) -> dict[str, str]:
         """UUID -> profile of what is cut."""
-        return {mig.uuid: str(mig.profile) for gpu in self.driver.look().gpus for mig in gpu.mig_devices}
+        return {mig.uuid: str(mig.profile) for gpu in self.driver.query().gpus for mig in gpu.mig_devices}
 
     async def told(self, state: str, words: str = "") -> None:
         async with asyncio.timeout(20):

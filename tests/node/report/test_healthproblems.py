@@ -17,7 +17,7 @@ XID = "XID 79: the GPU has fallen off the bus"
 
 
 def machine(gpus: str = "{model: A100-40, mig: [3g.20gb, 1g.5gb]}, {model: T4}") -> Found:
-    return SimulatedDriver(DevicesFile.parse(f"{HEAD}{{gpus: [{gpus}]}}").machine("n1")).look()
+    return SimulatedDriver(DevicesFile.parse(f"{HEAD}{{gpus: [{gpus}]}}").machine("n1")).query()
 
 
 def hurt(found: Found, index: int, reason: str = XID) -> Found:

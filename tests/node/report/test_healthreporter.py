@@ -154,7 +154,7 @@ async def test_pods_on_mig_devices_are_named_with_what_is_sick() -> None:
         await here.create("b", asking(large))
         await here.running("a")
         await here.running("b")
-        gpu = driver.look().gpus[0]
+        gpu = driver.query().gpus[0]
         (mig,) = [device for device in gpu.mig_devices if device.profile.slices == 1]
         driver.raise_xid(gpu.uuid, 94, mig.gpu_instance)
         sick = await until(here, lambda c: c.status == "True")
@@ -175,7 +175,7 @@ async def test_pods_that_hold_replicas_are_named() -> None:
         for name in ("a", "b"):
             await here.create(name, asking("nvidia.com/gpu"))
             await here.running(name)
-        driver.raise_xid(driver.look().gpus[0].uuid, 79)
+        driver.raise_xid(driver.query().gpus[0].uuid, 79)
         sick = await until(here, lambda c: c.status == "True")
         assert health(sick).message.endswith(f": {XID}, held by default/a, default/b")
         assert [who for who, *_ in await events(here, 3)] == ["Node/n1", "Pod/a", "Pod/b"]

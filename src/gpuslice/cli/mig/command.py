@@ -208,7 +208,7 @@ def check(
 ) -> None:
     choice = Choice(config_file, selected_config)
     if valid_config:
-        _work(devices, node, lambda place: choice.wishes(place.machine()))
+        _work(devices, node, lambda place: choice.specs(place.machine()))
         click.echo("Selected MIG configuration is valid")
         return
     _work(devices, node, lambda place: place.check(choice, mode_only=mode_only))
@@ -322,7 +322,7 @@ def _work(
 
     async def working() -> T:
         place = await asyncio.to_thread(Workplace, devices, node)
-        found = await asyncio.to_thread(place.look)
+        found = await asyncio.to_thread(place.query)
         for index, reason in found.silent:
             click.echo(f"warning: GPU {index} is left out: {reason}", err=True)
         if kubelet_dir is not None and (warning := await place.ask_kubelet(kubelet_dir)) is not None:
@@ -346,7 +346,7 @@ def _told(
         )
     if place.on_paper and not output:
         click.echo("The GPUs on paper would then be (the file is not changed):")
-        show(place.look(), output=None)
+        show(place.query(), output=None)
     return plans
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuslice.config.migcheckpoint import MigCheckpoint, SavedGpu, checkpoint
 from gpuslice.config.migexport import export, text_of
-from gpuslice.config.migparted import MigPartedFile, MigWish, unmet
+from gpuslice.config.migparted import MigPartedFile, MigSpec, unmet
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.devices.miglayout import MigLayout
@@ -46,7 +46,7 @@ class Choice:
     file: str | None
     name: str | None
 
-    def wishes(self, machine: MigMachine) -> dict[str, MigWish]:
+    def specs(self, machine: MigMachine) -> dict[str, MigSpec]:
         """What GPUs are to be, by UUID; those that cannot be partitioned need nothing to have MIG off.
 
         Raises InputError for a wrong file or name, MigRefused if this machine cannot be so.
@@ -55,7 +55,7 @@ class Choice:
         name = self._name(file)
         file.select(name)
         try:
-            return machine.wishes(file, name)
+            return machine.specs(file, name)
         except InputError as error:
             raise MigRefused(f"{error}; nothing was changed") from error
 
@@ -96,7 +96,7 @@ class Workplace:
         if self.on_paper or not socket.exists():
             return None
 
-        gpus = NodeGpus(tuple(gpu.shared for gpu in self.look().gpus), MemoryUnit(1))
+        gpus = NodeGpus(tuple(gpu.shared for gpu in self.query().gpus), MemoryUnit(1))
         try:
             self.held = await held_by_pods(socket, gpus)
         except RpcError as error:
@@ -109,31 +109,31 @@ class Workplace:
 
     def waiting(self) -> list[int]:
         """GPUs (indexes) whose MIG mode comes true when they are reset."""
-        modes = [(gpu.index, gpu.mig) for gpu in self.driver.look().gpus]
+        modes = [(gpu.index, gpu.mig) for gpu in self.driver.query().gpus]
         return [index for index, mode in modes if mode is not None and mode.current != mode.pending]
 
     def plan(self, choice: Choice) -> tuple[GpuPlan, ...]:
         """What `apply` would do."""
-        return MigExecutor(self.driver, held=self.held).plan(goals_of(choice.wishes(self.machine())))
+        return MigExecutor(self.driver, held=self.held).plan(goals_of(choice.specs(self.machine())))
 
     def apply(self, choice: Choice, *, mode_only: bool, skip_reset: bool) -> tuple[GpuPlan, ...]:
         """Make the GPUs so; a mode that may wait for a reset (`skip_reset`) is enough for `mode_only`."""
-        goals = goals_of(choice.wishes(self.machine()))
-        return self._carry_out(goals, mode_only=mode_only, skip_reset=skip_reset)
+        goals = goals_of(choice.specs(self.machine()))
+        return self._apply(goals, mode_only=mode_only, skip_reset=skip_reset)
 
     def restore(self, path: Path) -> tuple[GpuPlan, ...]:
         """Make the GPUs as a checkpoint has them."""
         saved = MigCheckpoint.load(path).gpus
         goals = {gpu.uuid: MigGoal(gpu.enabled, partial(_as_saved, saved=gpu)) for gpu in saved}
-        return self._carry_out(goals, mode_only=False, skip_reset=False)
+        return self._apply(goals, mode_only=False, skip_reset=False)
 
     def check(self, choice: Choice, *, mode_only: bool) -> None:
         """Raises NotApplied with every GPU that differs."""
         machine = self.machine()
-        wishes = choice.wishes(machine)
-        concerned = {one.gpu.index: one for one in machine.gpus if one.gpu.uuid in wishes}
-        wanted = {index: wishes[one.gpu.uuid] for index, one in concerned.items()}
-        states = {index: one.wish for index, one in concerned.items()}
+        specs = choice.specs(machine)
+        concerned = {one.gpu.index: one for one in machine.gpus if one.gpu.uuid in specs}
+        wanted = {index: specs[one.gpu.uuid] for index, one in concerned.items()}
+        states = {index: one.spec for index, one in concerned.items()}
         if mode_only:
             wanted, states = _modes(wanted), _modes(states)
         differences = unmet(wanted, states) or list(filter(None, map(_unfinished, concerned.values())))
@@ -163,17 +163,17 @@ class Workplace:
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror}", field=str(path)) from error
 
-    def look(self) -> Found:
+    def query(self) -> Found:
         """The machine as it is now, with its MIG devices."""
-        return self.driver.look()
+        return self.driver.query()
 
-    def _carry_out(
+    def _apply(
         self, goals: Mapping[str, MigGoal], *, mode_only: bool, skip_reset: bool
     ) -> tuple[GpuPlan, ...]:
         executor = MigExecutor(self.driver, held=self.held, reset=None if skip_reset else self._reset)
         plans = executor.plan(goals)
         try:
-            return executor.carry_out(goals, mode_only=mode_only)
+            return executor.apply(goals, mode_only=mode_only)
         except MigResetNeeded:
             if not mode_only:
                 raise
@@ -184,8 +184,8 @@ def _as_saved(now: MigLayout, *, saved: SavedGpu) -> MigPlan | Verdict:
     return plan_restore(now, saved.layout(now.geometry))
 
 
-def _modes(wishes: Mapping[int, MigWish]) -> dict[int, MigWish]:
-    return {index: MigWish(wish.enabled, {}) for index, wish in wishes.items()}
+def _modes(specs: Mapping[int, MigSpec]) -> dict[int, MigSpec]:
+    return {index: MigSpec(spec.enabled, {}) for index, spec in specs.items()}
 
 
 def _unfinished(one: MigGpu) -> str | None:
@@ -198,4 +198,4 @@ def _unfinished(one: MigGpu) -> str | None:
 
 
 def _cut(one: MigGpu) -> MigLayout | None:
-    return one.layout if one.wish.enabled else None
+    return one.layout if one.spec.enabled else None

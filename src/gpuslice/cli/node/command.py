@@ -61,4 +61,4 @@ async def _found(devices: Path | None, node: str) -> Found:
 
     driver = driver_of(devices, node)
     await asyncio.to_thread(driver.open)
-    return await asyncio.to_thread(driver.look)
+    return await asyncio.to_thread(driver.query)

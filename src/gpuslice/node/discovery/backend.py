@@ -22,7 +22,7 @@ from gpuslice.errors import InputError
 from gpuslice.node.discovery.driver import Changed, Driver, DriverError, Xid
 from gpuslice.node.discovery.health import Health
 
-LOOK_SECONDS: Final = 10.0
+QUERY_SECONDS: Final = 10.0
 """How often the GPUs are looked at without an event: nothing tells that one has vanished."""
 REOPEN_SECONDS: Final = 60.0
 """How often the library is loaded anew while GPUs are missing: it knows those that were there at its start.
@@ -42,14 +42,14 @@ class AsyncDriver(Protocol):
     async def listen(self) -> None:
         """See `Driver.listen`."""
 
-    async def look(self) -> Found:
-        """See `Driver.look`."""
+    async def query(self) -> Found:
+        """See `Driver.query`."""
 
-    async def look_at(self, gpu: str) -> FoundGpu:
-        """See `Driver.look_at`."""
+    async def query_gpu(self, gpu: str) -> FoundGpu:
+        """See `Driver.query_gpu`."""
 
     async def wait(self) -> Xid | Changed | None:
-        """The next event; None if there was none for a while, of at most LOOK_SECONDS."""
+        """The next event; None if there was none for a while, of at most QUERY_SECONDS."""
 
 
 class ThreadedDriver:
@@ -65,11 +65,11 @@ class ThreadedDriver:
     async def listen(self) -> None:
         await asyncio.to_thread(self._driver.listen)
 
-    async def look(self) -> Found:
-        return await asyncio.to_thread(self._driver.look)
+    async def query(self) -> Found:
+        return await asyncio.to_thread(self._driver.query)
 
-    async def look_at(self, gpu: str) -> FoundGpu:
-        return await asyncio.to_thread(self._driver.look_at, gpu)
+    async def query_gpu(self, gpu: str) -> FoundGpu:
+        return await asyncio.to_thread(self._driver.query_gpu, gpu)
 
     async def wait(self) -> Xid | Changed | None:
         started = self._clock.monotonic()
@@ -114,8 +114,8 @@ class DiscoveredGpus:
         self._refusals = 0
         self._broken = False
         self._heard: frozenset[str] = frozenset()
-        self._looked = self._opened = 0.0
-        self._looking = asyncio.Lock()
+        self._queried = self._opened = 0.0
+        self._querying = asyncio.Lock()
         """Held from a look until its answer is taken in, and while GPUs are cut: answers come in order."""
 
     def gpus(self) -> tuple[Gpu, ...]:
@@ -137,16 +137,16 @@ class DiscoveredGpus:
         return self._strategy
 
     @asynccontextmanager
-    async def cutting(self) -> AsyncIterator[None]:
+    async def partitioning(self) -> AsyncIterator[None]:
         """GPUs are cut inside this block. Nothing half made is announced; at its end, what is there then is.
 
         No event tells of it: NVML has none that every driver sends.
         """
-        async with self._looking:
+        async with self._querying:
             try:
                 yield
             finally:
-                await self._look()
+                await self._query()
 
     async def differs(self, uuids: Collection[str]) -> str:
         """A sentence if one of these devices is not as it is announced, or does not answer; "" if all are.
@@ -157,15 +157,15 @@ class DiscoveredGpus:
             return f"{' and '.join(sorted(gone))} is not there any more, or is used in another way"
         for gpu in [gpu for gpu in self._found.gpus if _devices(gpu) & set(uuids)]:
             try:
-                now = await self._driver.look_at(gpu.uuid)
+                now = await self._driver.query_gpu(gpu.uuid)
             except DriverError as error:
                 said = f"GPU {gpu.index} ({gpu.uuid}): {error}"
             else:
                 if _form(now, uuids) == _form(gpu, uuids):
                     continue
                 said = f"GPU {gpu.index} ({gpu.uuid}) has just been cut in another way"
-            async with self._looking:
-                await self._look()
+            async with self._querying:
+                await self._query()
             return said
         return ""
 
@@ -235,13 +235,13 @@ class DiscoveredGpus:
         end: instances do not outlive a reboot, and the agent is who makes them again.
         """
         await self._driver.open()
-        found = await self._driver.look()
+        found = await self._driver.query()
         self._health = Health(self._policy, found)
         self._found = self._health.found()
         self._offer()
         if self._read_machine is not None:
             self._machine = await asyncio.to_thread(self._read_machine, self._found.gpus)
-        self._looked = self._opened = self._clock.monotonic()
+        self._queried = self._opened = self._clock.monotonic()
         self._heard = frozenset(gpu.uuid for gpu in found.gpus)
         for index, reason in found.silent:
             _log.warning("a GPU does not answer and is left out", index=index, reason=reason)
@@ -255,10 +255,10 @@ class DiscoveredGpus:
             now = self._clock.monotonic()
             if isinstance(event, Xid):
                 self._after_start.xid(event, now)
-            if event is not None or now - self._looked >= LOOK_SECONDS:
-                async with self._looking:
-                    await self._look()
-            self._tell()
+            if event is not None or now - self._queried >= QUERY_SECONDS:
+                async with self._querying:
+                    await self._query()
+            self._publish()
 
     @property
     def _after_start(self) -> Health:
@@ -269,7 +269,7 @@ class DiscoveredGpus:
         """The next event; None if there is none for a while, or the driver cannot say."""
         try:
             if self._refusals > 1:
-                await self._clock.sleep(LOOK_SECONDS)
+                await self._clock.sleep(QUERY_SECONDS)
             if self._refusals:
                 await self._driver.listen()
             event = await self._driver.wait()
@@ -282,15 +282,15 @@ class DiscoveredGpus:
         self._refusals = 0
         return event
 
-    async def _look(self) -> None:
-        self._looked = self._clock.monotonic()
+    async def _query(self) -> None:
+        self._queried = self._clock.monotonic()
         health = self._after_start
         missing = not health.all_answer or not self._found.gpus
         try:
-            if missing and self._looked - self._opened >= REOPEN_SECONDS:
-                self._opened = self._looked
+            if missing and self._queried - self._opened >= REOPEN_SECONDS:
+                self._opened = self._queried
                 await self._driver.open()
-            found = await self._driver.look()
+            found = await self._driver.query()
             self._broken = False
         except DriverError as error:
             if not self._broken:
@@ -299,14 +299,14 @@ class DiscoveredGpus:
             known = self._found
             silent = tuple((gpu.index, str(error)) for gpu in known.gpus)
             found = Found(known.driver_version, known.cuda_version, (), silent)
-        health.look(found, self._looked)
+        health.update(found, self._queried)
         answering = frozenset(gpu.uuid for gpu in found.gpus)
         if not answering <= self._heard:
             self._refusals = max(self._refusals, 1)  # those that are back are to be listened to
         self._heard = answering
-        self._tell()
+        self._publish()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         found = self._after_start.found()
         if found != self._found:
             self._found = found

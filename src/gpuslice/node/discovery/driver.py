@@ -65,11 +65,11 @@ class Driver(Protocol):
     def listen(self) -> None:
         """Forget who was listened to, and listen to every GPU that answers now."""
 
-    def look(self) -> Found:
+    def query(self) -> Found:
         """The machine now. A GPU that does not answer is left out and listed as silent."""
 
-    def look_at(self, gpu: str) -> FoundGpu:
-        """One GPU now, as `look` has it. NOT_FOUND, LOST."""
+    def query_gpu(self, gpu: str) -> FoundGpu:
+        """One GPU now, as `query` has it. NOT_FOUND, LOST."""
 
     def wait(self, milliseconds: int) -> Xid | Changed | None:
         """The next event, None if there was none in time. `open` and `listen` wait until it has returned."""

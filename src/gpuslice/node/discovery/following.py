@@ -18,7 +18,7 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
-async def follow(path: Path, load: Callable[[Path], T], tell: Callable[[T], None], *, clock: Clock) -> None:
+async def follow(path: Path, load: Callable[[Path], T], apply: Callable[[T], None], *, clock: Clock) -> None:
     """Tell what the file says whenever it changes, for ever. A file that cannot be read changes nothing."""
     seen = _stamp(path)
     while True:
@@ -28,7 +28,7 @@ async def follow(path: Path, load: Callable[[Path], T], tell: Callable[[T], None
             continue
         seen = stamp
         try:
-            tell(load(path))
+            apply(load(path))
         except InputError as error:
             _log.warning("the devices file cannot be read; the GPUs stay as they were", error=str(error))
 

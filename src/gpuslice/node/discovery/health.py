@@ -50,7 +50,7 @@ class Health:
         """The machine with the health of everything in it."""
         return replace(self._seen, gpus=tuple(self._judged(gpu) for gpu in self._seen.gpus))
 
-    def look(self, found: Found, now: float) -> None:
+    def update(self, found: Found, now: float) -> None:
         """Take in what the driver says now."""
         answering = {gpu.uuid: gpu for gpu in found.gpus}
         why = dict(found.silent)

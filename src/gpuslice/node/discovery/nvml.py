@@ -87,7 +87,7 @@ class NvmlDriver:
             for device in self._devices().values():
                 self._register(device)
 
-    def look(self) -> Found:
+    def query(self) -> Found:
         with self._lock:
             gpus: list[FoundGpu] = []
             silent: list[tuple[int, str]] = []
@@ -98,7 +98,7 @@ class NvmlDriver:
                     silent.append((index, str(error)))
             return Found(self._driver_version, self._cuda_version, tuple(gpus), tuple(silent))
 
-    def look_at(self, gpu: str) -> FoundGpu:
+    def query_gpu(self, gpu: str) -> FoundGpu:
         with self._lock:
             return self._gpu(call("nvmlDeviceGetIndex", self._find(gpu)))
 
@@ -166,7 +166,7 @@ class NvmlDriver:
                 device = call("nvmlDeviceGetHandleByIndex", index)
                 devices[str(call("nvmlDeviceGetUUID", device))] = device
             except DriverError:
-                continue  # `look` says why
+                continue  # `query` says why
         self._uuids |= {nvmlcalls.address(device): uuid for uuid, device in devices.items()}
         return devices
 

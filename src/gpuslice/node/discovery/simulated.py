@@ -85,26 +85,26 @@ class SimulatedDriver:
                 if paper.xids[: len(known)] == known:
                     self._events.extend(Xid(paper.gpu.uuid, number) for number in paper.xids[len(known) :])
             self._machine, self._gpus = machine, states
-            self._tell(Changed())
+            self._emit(Changed())
 
     def raise_xid(
         self, gpu: str, number: int, gpu_instance: int | None = None, compute_instance: int | None = None
     ) -> None:
         """The GPU reports an error."""
         with self._news:
-            self._tell(Xid(gpu, number, gpu_instance, compute_instance))
+            self._emit(Xid(gpu, number, gpu_instance, compute_instance))
 
     def lose(self, gpu: str) -> None:
         """The GPU falls off the bus: it reports XID 79 and nothing more."""
         with self._news:
             self._gpus[gpu].lost = True
-            self._tell(Xid(gpu, 79))
+            self._emit(Xid(gpu, 79))
 
     def recover(self, gpu: str) -> None:
         """A lost GPU answers again."""
         with self._news:
             self._gpus[gpu].lost = False
-            self._tell(Changed())
+            self._emit(Changed())
 
     def use(self, gpu: str, gpu_instance: int, in_use: bool = True) -> None:
         """A program runs in a GPU instance, or ends."""
@@ -126,14 +126,14 @@ class SimulatedDriver:
     def listen(self) -> None:
         """Nobody is overheard."""
 
-    def look(self) -> Found:
+    def query(self) -> Found:
         with self._news:
             gpus = tuple(_described(state) for state in self._gpus.values() if not state.lost)
             silent = tuple((s.paper.gpu.index, OFF_THE_BUS) for s in self._gpus.values() if s.lost)
             machine = self._machine
             return Found(machine.driver_version, machine.cuda_version, gpus, silent, complete=True)
 
-    def look_at(self, gpu: str) -> FoundGpu:
+    def query_gpu(self, gpu: str) -> FoundGpu:
         with self._news:
             state = self._gpus.get(gpu)
             if state is None:
@@ -237,7 +237,7 @@ class SimulatedDriver:
     def _set(self, mig: _Mig, instances: tuple[GpuInstance, ...]) -> None:
         mig.layout = MigLayout(mig.layout.geometry, instances)
 
-    def _tell(self, event: Xid | Changed) -> None:
+    def _emit(self, event: Xid | Changed) -> None:
         self._events.append(event)
         self._news.notify_all()
         self.on_news()
@@ -258,11 +258,11 @@ class DirectDriver:
     async def listen(self) -> None:
         self._driver.listen()
 
-    async def look(self) -> Found:
-        return self._driver.look()
+    async def query(self) -> Found:
+        return self._driver.query()
 
-    async def look_at(self, gpu: str) -> FoundGpu:
-        return self._driver.look_at(gpu)
+    async def query_gpu(self, gpu: str) -> FoundGpu:
+        return self._driver.query_gpu(gpu)
 
     async def wait(self) -> Xid | Changed | None:
         event = self._driver.wait(0)

@@ -77,9 +77,9 @@ class FolderWatch:
 
     def _poll(self) -> None:
         # The loop's own time and not a Clock: this stands in for the kernel, not for a decision.
-        self._timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._look)
+        self._timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._changed()
         self._poll()
 

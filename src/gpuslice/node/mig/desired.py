@@ -26,7 +26,7 @@ NVIDIAS: Final = "nvidia.com/gpu.deploy.mig-manager"
 
 
 @dataclass(frozen=True, slots=True)
-class MigWish:
+class DesiredMig:
     """`config`: a name that the node's label says; on demand `wanted`, the annotation's text, counts instead.
 
     False if nobody asks for anything, or NVIDIA's own manager listens.
@@ -37,7 +37,7 @@ class MigWish:
     wanted: str = ""
 
     @classmethod
-    def of(cls, node: Node) -> MigWish:
+    def of(cls, node: Node) -> DesiredMig:
         """The node's. What cannot be read shows when it is to be obeyed."""
         labels = node.metadata.labels or {}
         if labels.get(NVIDIAS, "false") != "false":
@@ -67,7 +67,7 @@ class MigWish:
         """
         if not self.on_demand:
             file = MigPartedFile.load(configs) if configs is not None else machine.standard
-            return goals_of(machine.wishes(file, self.config))
+            return goals_of(machine.specs(file, self.config))
         MigPolicy.of({names.MIG_POLICY: self.policy})
         if strategy is not MigStrategy.MIXED:
             raise InputError(

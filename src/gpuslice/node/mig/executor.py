@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpuslice.config.migparted import MigWish
+from gpuslice.config.migparted import MigSpec
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.errors import GpuSliceError, InputError
@@ -63,9 +63,9 @@ class MigGoal:
         return cls(enabled, partial(plan_exactly, wanted=wanted))
 
 
-def goals_of(wishes: Mapping[str, MigWish]) -> dict[str, MigGoal]:
-    """What a configuration wishes, as goals; both by the GPU's UUID."""
-    return {uuid: MigGoal.of(wish.enabled, wish.devices) for uuid, wish in wishes.items()}
+def goals_of(specs: Mapping[str, MigSpec]) -> dict[str, MigGoal]:
+    """What a configuration asks for, as goals; both by the GPU's UUID."""
+    return {uuid: MigGoal.of(spec.enabled, spec.devices) for uuid, spec in specs.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class MigExecutor:
         self._reset = reset
 
     def plan(self, goals: Mapping[str, MigGoal]) -> tuple[GpuPlan, ...]:
-        """What `carry_out` would do now, by GPU, for GPUs by their UUIDs. Nothing is changed.
+        """What `apply` would do now, by GPU, for GPUs by their UUIDs. Nothing is changed.
 
         Raises MigRefused with the GPU and why it cannot be, DriverError if the driver cannot be asked.
         """
@@ -111,7 +111,7 @@ class MigExecutor:
         plans = (self._plan(one, goals[one.gpu.uuid]) for one in machine.gpus if one.gpu.uuid in goals)
         return tuple(plan for plan in plans if plan is not None)
 
-    def carry_out(self, goals: Mapping[str, MigGoal], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
+    def apply(self, goals: Mapping[str, MigGoal], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
         """Make it so; with `mode_only` only MIG's mode, whose end is also the end of all instances.
 
         Answers what was done, by GPU. Raises MigRefused before anything is touched, MigResetNeeded, and
@@ -123,20 +123,20 @@ class MigExecutor:
         try:
             for plan in switching:
                 if not plan.enabled:
-                    work.cut(plan.gpu, plan.plan.steps)
+                    work.run(plan.gpu, plan.plan.steps)
             work.switch(switching)
             if not mode_only:
                 plans = self._anew(goals, plans) if switching else plans
                 for plan in plans:
                     if plan.enabled:
-                        work.cut(plan.gpu, plan.plan.steps)
+                        work.run(plan.gpu, plan.plan.steps)
         except MigResetNeeded:
             raise
         except GpuSliceError as error:
             raise work.back(error, {plan.gpu.index: plan.plan.before for plan in first}) from error
         return plans
 
-    def cut(self, plans: Mapping[str, MigPlan]) -> None:
+    def apply_plans(self, plans: Mapping[str, MigPlan]) -> None:
         """Carry out plans for GPUs by UUID that were made before now, if they still can be.
 
         Raises MigRefused if the GPU is not as the plan thinks or something in use would go, MigFailed after
@@ -152,7 +152,7 @@ class MigExecutor:
         work = _Work(self._driver, self._reset)
         try:
             for gpu, plan in ready:
-                work.cut(gpu, plan.steps)
+                work.run(gpu, plan.steps)
         except GpuSliceError as error:
             raise work.back(error, {gpu.index: plan.before for gpu, plan in ready}) from error
 
@@ -202,10 +202,10 @@ class _Work:
         self._parts: dict[tuple[str, int, int], int] = {}
         self._doing = ""
 
-    def cut(self, gpu: FoundGpu, steps: Iterable[Step]) -> None:
+    def run(self, gpu: FoundGpu, steps: Iterable[Step]) -> None:
         for step in steps:
             self._doing = f"GPU {gpu.index}: {step}"
-            self._take(gpu.uuid, step)
+            self._call(gpu.uuid, step)
             self._done.append((gpu, step))
 
     def switch(self, plans: Sequence[GpuPlan]) -> None:
@@ -224,7 +224,7 @@ class _Work:
         if waiting and self._reset is not None:
             self._doing = f"resetting GPU {','.join(str(gpu.index) for gpu in waiting)}"
             self._reset(waiting)
-            modes = {gpu.uuid: gpu.mig for gpu in self._driver.look().gpus}
+            modes = {gpu.uuid: gpu.mig for gpu in self._driver.query().gpus}
             for plan in plans:
                 mode = modes.get(plan.gpu.uuid)
                 if mode is None or mode.current != plan.enabled:
@@ -248,7 +248,7 @@ class _Work:
             gpu, step = done
             gpus[gpu.index] = gpu
             try:
-                self._take(gpu.uuid, step.inverse)
+                self._call(gpu.uuid, step.inverse)
             except GpuSliceError as refusal:
                 troubles.setdefault(gpu.index, f"{step.inverse}: {refusal}")
         for index, gpu in gpus.items():
@@ -291,7 +291,7 @@ class _Work:
         except GpuSliceError:
             return "an unknown layout"
 
-    def _take(self, uuid: str, step: Step) -> None:
+    def _call(self, uuid: str, step: Step) -> None:
         """One call. What is created may get other ids than planned; later steps follow them."""
         driver, place = self._driver, (uuid, step.start)
         gi, part = self._ids.get(place, step.gi_id), (*place, step.ci_id)

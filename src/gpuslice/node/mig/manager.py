@@ -5,7 +5,7 @@ whoever looks at the waiting pods writes. Where that is answered: the label nvid
 (pending, success, failed), the reason in an annotation. Every GPU is cut as soon as nothing that has to go is
 in use: what has to go is given to nobody any more, and no pod is ended. Nothing is remembered: each turn
 compares what is wished with what is there, so a restart, a reboot that lost all instances, or a crash between
-two steps ends where the wish says.
+two steps ends where the node says.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.driver import Driver
-from gpuslice.node.mig.desired import MigWish
+from gpuslice.node.mig.desired import DesiredMig
 from gpuslice.node.mig.executor import GpuPlan, MigExecutor, MigGoal, MigRefused, Reset
 from gpuslice.node.mig.survey import survey
 from gpuslice.placement.migsteps import Action
 from gpuslice.units import parse_count
 
 PENDING, SUCCESS, FAILED = "pending", "success", "failed"
-AGAIN_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 5.0
 """How soon to look again while pods hold what has to go."""
-LOOK_SECONDS: Final = 60.0
+RECONCILE_SECONDS: Final = 60.0
 """How often to look whether the GPUs still are as the label says."""
 CLOSED_SECONDS: Final = 0.05
 
@@ -61,7 +61,7 @@ class MigTools:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Status:
     """What came of looking once."""
 
     state: str
@@ -109,7 +109,7 @@ class MigManager:
         before, self._node = self._node, node
         if (
             before is None
-            or MigWish.of(before) != MigWish.of(node)
+            or DesiredMig.of(before) != DesiredMig.of(node)
             or (self._awaits_kubelet and before.status.allocatable != node.status.allocatable)
         ):
             self._wake.set()
@@ -117,63 +117,67 @@ class MigManager:
     async def run(self) -> None:
         """For ever."""
         while True:
-            pause = LOOK_SECONDS
-            wish = MigWish.of(self._node) if self._node is not None else MigWish()
+            pause = RECONCILE_SECONDS
+            desired = DesiredMig.of(self._node) if self._node is not None else DesiredMig()
             try:
-                if wish:
-                    turn = await self._turn(wish)
-                    await self._tell(wish, turn)
-                    pause = AGAIN_SECONDS if turn.state == PENDING else LOOK_SECONDS
+                if desired:
+                    status = await self._reconcile(desired)
+                    await self._write_status(desired, status)
+                    pause = RETRY_SECONDS if status.state == PENDING else RECONCILE_SECONDS
                 else:
                     self._close(())
-                    await self._tell(wish)
+                    await self._write_status(desired)
             except GpuSliceError as error:
-                _log.warning("cannot follow what the node says of MIG now", by=str(wish), error=str(error))
-                pause = AGAIN_SECONDS
+                _log.warning("cannot follow what the node says of MIG now", by=str(desired), error=str(error))
+                pause = RETRY_SECONDS
             await happened(self._wake, self._clock, pause)
             self._wake.clear()
 
     # --- one look ---------------------------------------------------------------------------------
-    async def _turn(self, wish: MigWish) -> Turn:
+    async def _reconcile(self, desired: DesiredMig) -> Status:
         """Do what can be done now."""
         tools = self._tools
         try:
             machine = await asyncio.to_thread(survey, tools.driver)
-            goals = wish.goals(machine, tools.configs, tools.backend.strategy)
+            goals = desired.goals(machine, tools.configs, tools.backend.strategy)
             work = await self._plans(goals)
         except GpuSliceError as error:
             self._close(())
-            return Turn(FAILED, str(error))
+            return Status(FAILED, str(error))
         # Who wrote layouts for pods writes others when something is in use; a label waits until it is not.
-        waiting = work.possible if wish.on_demand else [*work.possible, *work.blocked]
+        waiting = work.possible if desired.on_demand else [*work.possible, *work.blocked]
         plans = [*work.possible, *work.blocked]
         if not plans:
             self._close(())
-            return Turn(SUCCESS)
+            return Status(SUCCESS)
         if not await self._closed(frozenset().union(*map(_going, waiting))):
-            return Turn(PENDING, "kubelet has still to say that what will go is given to nobody")
+            return Status(PENDING, "kubelet has still to say that what will go is given to nobody")
         if problem := self._unknown():
-            return Turn(PENDING, problem)
+            return Status(PENDING, problem)
         users = self._users()
         in_use = {
             plan.gpu.uuid: sorted({users[uuid] for uuid in _going(plan) & users.keys()}) for plan in plans
         }
         free = [plan.gpu for plan in waiting if not in_use[plan.gpu.uuid]]
         if free:
-            await self._tell(wish, Turn(PENDING, "GPUs are being cut"))
+            await self._write_status(desired, Status(PENDING, "GPUs are being cut"))
         try:
-            await self._cut(wish, free, goals, users.keys())
+            await self._partition(desired, free, goals, users.keys())
         except GpuSliceError as error:
             self._close(())
-            return Turn(FAILED, str(error))
+            return Status(FAILED, str(error))
         who = sorted((plan.gpu.index, ", ".join(in_use[plan.gpu.uuid])) for plan in plans)
         said = "; ".join(f"GPU {index}: {pods}" for index, pods in who if pods)
-        if wish.on_demand or not said:
+        if desired.on_demand or not said:
             self._close(())
-        return Turn(PENDING, f"these have to end first: {said}") if said else Turn(SUCCESS)
+        return Status(PENDING, f"these have to end first: {said}") if said else Status(SUCCESS)
 
-    async def _cut(
-        self, wish: MigWish, gpus: Sequence[FoundGpu], goals: Mapping[str, MigGoal], held: Collection[str]
+    async def _partition(
+        self,
+        desired: DesiredMig,
+        gpus: Sequence[FoundGpu],
+        goals: Mapping[str, MigGoal],
+        held: Collection[str],
     ) -> None:
         """Cut these one after the other; afterwards the GPUs are announced as they are then.
 
@@ -182,10 +186,10 @@ class MigManager:
         if not gpus:
             return
         executor = MigExecutor(self._tools.driver, held=held, reset=self._tools.reset)
-        async with self._tools.backend.cutting():
+        async with self._tools.backend.partitioning():
             for gpu in gpus:
-                await asyncio.to_thread(executor.carry_out, {gpu.uuid: goals[gpu.uuid]})
-                _log.info("a GPU was cut", gpu=gpu.index, by=str(wish))
+                await asyncio.to_thread(executor.apply, {gpu.uuid: goals[gpu.uuid]})
+                _log.info("a GPU was cut", gpu=gpu.index, by=str(desired))
 
     async def _closed(self, uuids: Collection[str]) -> bool:
         """Give these to nobody any more; True once kubelet has heard and said so."""
@@ -224,14 +228,14 @@ class MigManager:
             kind += [plan for plan in found if not plan.does_nothing]
         return work
 
-    async def _tell(self, wish: MigWish, turn: Turn | None = None) -> None:
-        """Write what the node does not say yet. Without a turn nothing was asked, so nothing is answered."""
+    async def _write_status(self, desired: DesiredMig, status: Status | None = None) -> None:
+        """Write what the node does not say yet. Without a status nobody asked for anything."""
         labels: dict[str, str] = {}
         annotations: dict[str, str | None] = {}
-        if turn is not None:
-            labels[names.MIG_CONFIG_STATE] = turn.state
-            annotations[names.MIG_CONFIG_REASON] = turn.reason or None
-        if wish.on_demand:
+        if status is not None:
+            labels[names.MIG_CONFIG_STATE] = status.state
+            annotations[names.MIG_CONFIG_REASON] = status.reason or None
+        if desired.on_demand:
             machine = await asyncio.to_thread(survey, self._tools.driver)
             annotations[names.MIG_CUTS] = encode_cuts(machine.cuts)
         else:
@@ -245,13 +249,13 @@ class MigManager:
         if not labels and not annotations:
             return
         body = {"metadata": {"labels": labels, "annotations": annotations}}
-        told = await self._client.patch(Node, self._name, body)
+        answer = await self._client.patch(Node, self._name, body)
         if (
             self._node is not None
-            and self._node.uid == told.uid
-            and MigWish.of(self._node) == MigWish.of(told)
+            and self._node.uid == answer.uid
+            and DesiredMig.of(self._node) == DesiredMig.of(answer)
         ):
-            self._node = told
+            self._node = answer
 
 
 _NOTHING_ON_DEMAND: Final[Mapping[str, None]] = {names.MIG_CUTS: None, names.MIG_WANTED: None}

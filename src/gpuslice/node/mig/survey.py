@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpuslice.cluster.migrecords import CutGpu
 from gpuslice.config.migexport import MigState
-from gpuslice.config.migparted import MigPartedFile, MigTarget, MigWish
+from gpuslice.config.migparted import MigPartedFile, MigSpec, MigTarget
 from gpuslice.config.migstandard import standard_configs
 from gpuslice.devices.catalogue import find_model
 from gpuslice.devices.found import FoundGpu
@@ -31,10 +31,10 @@ class MigGpu:
         return MigTarget.of(self.gpu, self.layout.geometry if self.layout else None)
 
     @property
-    def wish(self) -> MigWish:
+    def spec(self) -> MigSpec:
         """What a configuration would have to say for the GPU to be as it is."""
         enabled = self.gpu.mig is not None and self.gpu.mig.current
-        return MigWish(enabled, dict(self.layout.devices) if self.layout else {})
+        return MigSpec(enabled, dict(self.layout.devices) if self.layout else {})
 
     @property
     def devices(self) -> dict[tuple[int, int], str]:
@@ -46,7 +46,7 @@ class MigGpu:
     @property
     def state(self) -> MigState:
         """The same with its place and its kind, for export."""
-        return MigState(self.gpu.index, self.target.board, self.wish)
+        return MigState(self.gpu.index, self.target.board, self.spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,16 @@ class MigMachine:
         kinds = {one.target.board: one.layout.geometry for one in self.gpus if one.layout is not None}
         return standard_configs([((board,), geometry) for board, geometry in kinds.items()])
 
-    def wishes(self, file: MigPartedFile, name: str) -> dict[str, MigWish]:
+    def specs(self, file: MigPartedFile, name: str) -> dict[str, MigSpec]:
         """What GPUs are to be, by UUID; those that cannot be partitioned need nothing to have MIG off.
 
         Raises InputError if there is no such configuration, or these GPUs cannot be so.
         """
-        wishes = file.wishes(name, [one.target for one in self.gpus])
+        specs = file.specs(name, [one.target for one in self.gpus])
         return {
-            one.gpu.uuid: wishes[one.gpu.index]
+            one.gpu.uuid: specs[one.gpu.index]
             for one in self.gpus
-            if one.gpu.index in wishes and one.layout is not None
+            if one.gpu.index in specs and one.layout is not None
         }
 
 
@@ -100,7 +100,7 @@ def survey(driver: Driver, held: Collection[str] = ()) -> MigMachine:
 
     Raises DriverError.
     """
-    found = driver.look()
+    found = driver.query()
     return MigMachine(tuple(MigGpu(gpu, _layout(driver, gpu, held)) for gpu in found.gpus), found.silent)
 
 

@@ -22,7 +22,7 @@ from gpuslice.kube.client import Client
 from gpuslice.kube.wire import KubeObject, Resource, Wire
 from gpuslice.node.report.features import API_VERSION, feature_file, node_feature
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """How often to look whether the labels are others."""
 RESOURCE: Final = Resource("nfd.k8s-sigs.io", "v1alpha1", "nodefeatures", "NodeFeature")
 ABSENT: Final = (
@@ -86,15 +86,15 @@ class FeatureWriter:
             while True:
                 self._configured.clear()
                 if self._flags.output_file or self._flags.use_node_feature_api:
-                    await self._turn()
-                    await self._clock.sleep(LOOK_SECONDS)
+                    await self._reconcile()
+                    await self._clock.sleep(POLL_SECONDS)
                 else:
                     await self._configured.wait()
         finally:
             if not self._flags.oneshot:
                 self._remove(self._flags)
 
-    async def _turn(self) -> None:
+    async def _reconcile(self) -> None:
         flags, labels = self._flags, dict(self._labels())
         pause = flags.sleep_interval_ms
         due = pause is not None and self._clock.monotonic() - self._at >= pause / 1000

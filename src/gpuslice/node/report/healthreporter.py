@@ -102,7 +102,7 @@ class HealthReporter:
             told = read(present.message) if present is not None and present.status == "True" else ()
         by_name = {uuid: [pod.key for pod in pods] for uuid, pods in holders.items()}
         sick = problems(found, by_name, told, self._pods())
-        self._tell(node, sick, told, holders)
+        self._record_events(node, sick, told, holders)
         for one in recovered(found, told):
             message = f"{one.device} is well again; it was unhealthy: {one.reason}"
             self._recorder.record(node, "Normal", RECOVERED, message)
@@ -128,7 +128,7 @@ class HealthReporter:
         )
         self._written = now
 
-    def _tell(
+    def _record_events(
         self,
         node: Node,
         sick: Sequence[HealthProblem],

@@ -109,7 +109,7 @@ class PodPublisher:
         find: Callable[[str], NodePod | None],
         ledger: Ledger,
         on_pod: Callable[[Pod], None],
-        tell: Callable[[NodePod, str], None] = lambda _pod, _sentence: None,
+        record_event: Callable[[NodePod, str], None] = lambda _pod, _sentence: None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -117,7 +117,7 @@ class PodPublisher:
         self._find = find
         self._ledger = ledger
         self._on_pod = on_pod
-        self._tell = tell
+        self._record_event = record_event
         self._clock = clock
         self._random = random
         self._dirty: dict[str, None] = {}
@@ -158,7 +158,7 @@ class PodPublisher:
             if not _is_too_long(error):
                 raise
             sentence = NO_ROOM.format(error=str(error)[:200])
-            self._tell(pod, sentence)
+            self._record_event(pod, sentence)
             raise NoRoom(error.status, sentence, reason=error.reason) from error
 
     async def _write(self, pod: NodePod, changes: Mapping[str, str | None]) -> None:

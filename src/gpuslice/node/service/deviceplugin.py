@@ -71,7 +71,7 @@ class DevicePluginService:
         injector: Injector = PLAIN,
         simulated: Callable[[], Found] | None = None,
         complete: Callable[[], bool] = lambda: True,
-        tell: Callable[[NodePod, str], None] = lambda _pod, _sentence: None,
+        record_event: Callable[[NodePod, str], None] = lambda _pod, _sentence: None,
         clock: Clock,
         random: Callable[[], float],
     ) -> None:
@@ -89,7 +89,7 @@ class DevicePluginService:
             find=self.pods.get,
             ledger=ledger,
             on_pod=self._pods.set,
-            tell=tell,
+            record_event=record_event,
             clock=clock,
             random=random,
         )
@@ -163,7 +163,7 @@ class DevicePluginService:
             # Perhaps what it lacks is held for pods that have ended since we last looked, or that were gone
             # before they started, so that others were taken for them. To ask pod-resources is harmless
             # here: nothing of this container is given out yet.
-            await self._look()
+            await self._refresh()
             answer = self.ledger.prefer(*ask, self.pods)
         self.last_call = self._clock.monotonic()
         if isinstance(answer, Refusal):
@@ -182,7 +182,7 @@ class DevicePluginService:
         if isinstance(outcome, Refusal):
             # The pod would fail for good, so even this is worth it: a kubelet that is asked now may forget
             # that it gives out these ids, but we do not.
-            await self._look()
+            await self._refresh()
             outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Refusal):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
@@ -268,7 +268,7 @@ class DevicePluginService:
         self._folders.sweep((h.ids for h in self.ledger.held()), living | self._prestart.lingering())
 
     # --- inside -----------------------------------------------------------------------------------
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         """In a kubelet's call: ask the API server and pod-resources what has changed."""
         fresh = await self._pods.fetch_all()
         with contextlib.suppress(RpcError):
