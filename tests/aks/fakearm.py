@@ -7,11 +7,12 @@ Azure-AsyncOperation or Location. Nothing takes time: an operation is over after
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +87,8 @@ class FakeArm:
 
     `instead`: what the next requests get, whatever they ask, or those of the method `instead_of`. `polls`: None for operations that never end.
     `operation_fails`: the error with which the next operation ends. `followed_by`: the header that tells where
-    to ask about an operation. `page`: how many pools a page of the list has.
+    to ask about an operation. `page`: how many pools a page of the list has. `after_get`: what somebody else
+    does before who has read a pool acts on it.
     """
 
     quota_vcpus: int = 960
@@ -95,6 +97,7 @@ class FakeArm:
     operation_fails: tuple[str, str] | None = None
     followed_by: str = "Azure-AsyncOperation"
     page: int = 100
+    after_get: Callable[[], None] = lambda: None
     instead: list[Answer] = field(default_factory=list)
     instead_of: str = ""
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -183,7 +186,9 @@ class FakeArm:
     def _get(self, name: str, _request: Request) -> Answer:
         if name not in self.pools:
             return error(404, "NotFound", f"The agent pool '{name}' was not found.")
-        return Answer(200, self._shown(name))
+        answer = Answer(200, copy.deepcopy(self._shown(name)))
+        self.after_get()
+        return answer
 
     def _put(self, name: str, request: Request) -> Answer:
         wanted, has = request.body["properties"], self.pools.get(name)

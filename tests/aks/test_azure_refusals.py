@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 from aks_world import HERE, Impatient, Login, World
@@ -143,14 +142,7 @@ async def test_two_at_a_time_are_told_to_wait(world: World) -> None:
 async def test_who_comes_second_with_an_update_changes_nothing(world: World) -> None:
     world.arm.add("p")
     async with world.pools() as pools:
-        get = pools._client.agent_pools.get
-
-        async def slow(*where: str) -> Any:
-            found = await get(*where)
-            world.arm.pools["p"] |= {"eTag": "2", "count": 5}
-            return found
-
-        pools._client.agent_pools.get = slow  # type: ignore[method-assign]
+        world.arm.after_get = lambda: world.arm.pools["p"].update(eTag="2", count=5)
         with pytest.raises(Unavailable, match="'p' was changed by somebody else in the meantime; try again"):
             await pools.update(PoolSpec("p", "Standard_DS2_v2", 2))
     assert world.arm.pools["p"]["count"] == 5

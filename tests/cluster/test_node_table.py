@@ -151,11 +151,11 @@ def test_host_port_on_different_addresses_is_no_conflict() -> None:
 def test_what_no_node_has_costs_no_room_and_counts_once_a_node_has_it() -> None:
     """Pods that were bound by hand, each with a resource of a name of its own."""
     table = table_of(node("n1"))
-    before = table._used.nbytes
+    before = table.nbytes
     for number in range(300):
         limits = {"limits": {f"example.com/r{number}": "1"}}
         table.set_pod(pod(f"p{number}", "n1", containers=[{"name": "c", "resources": limits}]))
-    assert table._used.nbytes == before
+    assert table.nbytes == before
     for _ in range(2):
         table.set_node(node("n1", pods="1000", **{"example.com/r7": "2"}))
         asking = [{"name": "c", "resources": {"limits": {"example.com/r7": "1"}}}]

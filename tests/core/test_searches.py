@@ -335,14 +335,14 @@ def _without(rooms: list[GpuRoom], gone: tuple[Holder, ...]) -> list[GpuRoom]:
 def test_replicas_that_cannot_be_had_are_refused_without_trying_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """448 of them, and 50 containers that ask for one of each of 8 GPUs: one look, not one per replica."""
     looks = 0
-    possible = whole._possible
+    possible = whole.possible
 
     def counting(*args: Any, **more: Any) -> bool:
         nonlocal looks
         looks += 1
         return possible(*args, **more)
 
-    monkeypatch.setattr(whole, "_possible", counting)
+    monkeypatch.setattr(whole, "possible", counting)
     rooms = [
         GpuRoom(n, f"GPU-{n % 8}::{n // 8}", 10, 10, resource=names.SHARED_GPU, apart=Apart.DEVICE)
         for n in range(397)
@@ -381,14 +381,14 @@ def test_mig_devices_of_a_pod_are_placed_within_a_number_of_dead_ends(
 ) -> None:
     """And the pods beside it get theirs."""
     calls = 0
-    options = migcluster._States._options
+    options = migcluster.States.options
 
     def counting(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
         return options(self, *args)
 
-    monkeypatch.setattr(migcluster._States, "_options", counting)
+    monkeypatch.setattr(migcluster.States, "options", counting)
     monkeypatch.setattr(migcluster, "DEAD_ENDS", 40)
     sizes = {"3g.20gb": 6, "4g.20gb": 3, "1g.5gb": 8, "1g.10gb": 8, "2g.10gb": 4}
     hard = MigDemand("hard", {MigProfile.parse(name): count for name, count in sizes.items()})
@@ -396,6 +396,6 @@ def test_mig_devices_of_a_pod_are_placed_within_a_number_of_dead_ends(
     plan = plan_cluster(gpus, [hard])
     assert plan.refused["hard"].code is Code.UNDECIDED
     assert "ask for fewer devices" in plan.refused["hard"].message
-    assert calls <= migcluster._FEWEST_ROUNDS * (40 + len(hard.devices)) * 2
+    assert calls <= migcluster.FEWEST_ROUNDS * (40 + len(hard.devices)) * 2
     plan = plan_cluster(gpus, [hard, MigDemand("small", {ONE: 1})])
     assert [placed.pod for placed in plan.placed] == ["small"]

@@ -72,8 +72,7 @@ class World:
             namespace="default",
             name="acts",
             identity=identity,
-            clock=self.clock,
-            **more,  # type: ignore[arg-type]
+            **{"clock": self.clock, **more},  # type: ignore[arg-type]
         )
         return made, line
 
@@ -149,10 +148,9 @@ async def test_a_leader_that_is_cut_off_stops_before_the_next_begins(world: Worl
 
 async def test_a_leader_that_was_stopped_leads_no_more_when_it_goes_on(world: World) -> None:
     """SIGSTOP, a machine that slept, a long pause: nothing of it ran for 25 seconds, and the next one leads."""
-    (a, _), (b, _) = world.candidate("a"), world.candidate("b")
+    stopped_clock = Paused(world.clock)
+    (a, _), (b, _) = world.candidate("a", clock=stopped_clock), world.candidate("b")
     async with world.running(a) as (stopped,):
-        stopped_clock = Paused(world.clock)
-        a._clock = stopped_clock
         assert a.leads
         async with world.running(b):
             await world.after(LEASE_SECONDS + 10)

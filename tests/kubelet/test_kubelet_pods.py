@@ -84,8 +84,7 @@ async def test_the_lease_is_renewed() -> None:
 async def test_a_second_start_takes_its_node_over_and_nothing_was_removed() -> None:
     async with world() as here:
         again = here.new_kubelet()
-        await here.kubelet.devices.stop()
-        await here.kubelet._pod_resources.stop()  # type: ignore[union-attr]
+        await here.kubelet.close_sockets()
         running = asyncio.create_task(again.run())
         async with asyncio.timeout(GUARD):
             await again.ready.wait()

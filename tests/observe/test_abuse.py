@@ -509,8 +509,9 @@ def test_what_is_remembered_of_events_is_bounded() -> None:
         for number in range(REMEMBERED + 2):
             repeats.warning("refused", str(number))
         repeats.warning("refused", str(REMEMBERED + 1))
-    assert len(logs) == REMEMBERED + 2
-    assert len(repeats._told) == REMEMBERED
+        assert len(logs) == REMEMBERED + 2
+        repeats.warning("refused", "0")
+    assert len(logs) == REMEMBERED + 3, "the first was forgotten, so it is news again"
 
 
 @pytest.fixture

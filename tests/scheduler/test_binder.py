@@ -304,7 +304,7 @@ async def _chaos(dice: random.Random, steps: int) -> None:
         world.clock.advance(5)
         await settle()
         _check_not_double_booked(world)
-        if all(task.done() for _, _, task in binds) and not world.binder._attempts:
+        if all(task.done() for _, _, task in binds) and not world.binder.busy:
             break
     while world.feed:
         world.tell_one()

@@ -113,7 +113,7 @@ async def test_old_news_of_a_bound_pod_does_not_queue_it_again() -> None:
     made, binder, cluster = scheduler(StepClock())
     cluster.set_node(msgspec.convert(node_body("n1"), Node))
     cluster.set_pod(pod("p"))
-    made._handle(await made.queue.pop())
+    made.handle(await made.queue.pop())
     binder.answers[0].set_result(Verdict(PodCode.BOUND, "bound to n1"))
     await settle()
     cluster.set_pod(pod("p"))
@@ -126,13 +126,13 @@ async def test_failed_bind_gives_the_room_back_and_is_tried_again_after_a_second
     made, binder, cluster = scheduler(clock)
     cluster.set_node(msgspec.convert(node_body("n1", cpu="1"), Node))
     cluster.set_pod(pod("p", cpu="1"))
-    made._handle(await made.queue.pop())
+    made.handle(await made.queue.pop())
     binder.answers[0].set_result(Verdict(PodCode.API_FAILED, "binding failed: not today"))
     await settle()
     assert cluster.table.pod("uid-p") is None
     assert made.queue.pop_nowait() is None
     clock.advance(1)
-    made._handle(await made.queue.pop())
+    made.handle(await made.queue.pop())
     assert binder.started == [("p", "n1"), ("p", "n1")]
 
 
@@ -142,7 +142,7 @@ async def test_room_of_a_failed_bind_wakes_who_waits_for_it() -> None:
     cluster.set_node(msgspec.convert(node_body("n1", cpu="1"), Node))
     for name in ("p", "q"):
         cluster.set_pod(pod(name, cpu="1"))
-        made._handle(await made.queue.pop())
+        made.handle(await made.queue.pop())
     assert made.queue.pop_nowait() is None
     binder.answers[0].set_result(Verdict(PodCode.API_FAILED, "binding failed: not today"))
     await settle()

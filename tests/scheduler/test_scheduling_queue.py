@@ -1,6 +1,7 @@
 """The queue: order, backoff, and waking exactly those whom a change could help."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -192,6 +193,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.out: set[str] = set()
         self.due: dict[str, float] = {}  # backoff or flush: not before, and then certainly
         self.parked: dict[str, Cause] = {}
+        self.attempts: Counter[str] = Counter()
+        self.cured: dict[str, Cause] = {}  # of who is out: what has changed since
 
     uids = st.sampled_from([f"p{i}" for i in range(6)])
     causes = st.sampled_from([Cause.GPU, Cause.RULES, Cause.RESOURCES, Cause.GPU | Cause.RULES])
@@ -231,7 +234,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(uid=uids)
     def drop(self, uid: str) -> None:
         self.queue.drop(uid)
-        for known in (self.there, self.due, self.parked):
+        for known in (self.there, self.due, self.parked, self.attempts, self.cured):
             known.pop(uid, None)
         self.out.discard(uid)
         self.edited_while_out.discard(uid)
@@ -249,6 +252,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert got.pod.spec == self.there[got.uid].pod.spec
         assert got == self.there[got.uid]
         self.out.add(got.uid)
+        self.attempts[got.uid] += 1
+        self.cured[got.uid] = Cause(0)
         self.due.pop(got.uid, None)
         self.parked.pop(got.uid, None)
         self.edited_while_out.discard(got.uid)
@@ -259,15 +264,13 @@ class QueueMachine(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.out)))
         self.queue.retry(uid)
         self.out.discard(uid)
-        entry_attempts = self.queue._entries[uid].attempts
-        self.due[uid] = self.clock.monotonic() + min(2.0 ** (entry_attempts - 1), 10)
+        self.due[uid] = self.clock.monotonic() + min(2.0 ** (self.attempts[uid] - 1), 10)
 
     @precondition(lambda self: self.out)
     @rule(data=st.data(), causes=causes)
     def refuse(self, data: st.DataObject, causes: Cause) -> None:
         uid = data.draw(st.sampled_from(sorted(self.out)))
-        before = self.queue._entries[uid].changes
-        changed = any(self.queue._changed_at.get(cause, 0) > before for cause in causes)
+        changed = self.cured[uid] & causes
         self.queue.wait(uid, causes)
         self.out.discard(uid)
         if not changed and uid not in self.edited_while_out:
@@ -277,6 +280,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(cures=causes, units=st.integers(0, 2))
     def change(self, cures: Cause, units: int) -> None:
         self.queue.wake(cures, lambda demand: demand.request.units <= units)
+        for uid in self.out:
+            self.cured[uid] |= cures
         for uid, causes in list(self.parked.items()):
             if causes & cures and self.there[uid].demand.request.units <= units:
                 del self.parked[uid], self.due[uid]

@@ -95,6 +95,11 @@ class NodeTable:
         self._ports: dict[str, int] = {}  # node -> how many of its pods hold host ports
         self._priorities: Counter[int] = Counter()
 
+    @property
+    def nbytes(self) -> int:
+        """What the amounts of all nodes occupy."""
+        return self._total.nbytes + self._used.nbytes
+
     # --- feeds ------------------------------------------------------------------------------------
     def set_node(self, node: Node) -> None:
         """A node was added or changed."""

@@ -26,7 +26,7 @@ from gpuslice.placement.migplan import plan_besides
 from gpuslice.placement.migsteps import MigPlan
 from gpuslice.placement.verdict import Code, Verdict
 
-_FEWEST_ROUNDS = 8
+FEWEST_ROUNDS = 8
 _PLACEMENTS = 160
 """Rounds are repeated until about so many pods have been placed again."""
 MOST_DEVICES = 128
@@ -103,10 +103,10 @@ def plan_cluster(gpus: Iterable[MigGpu], demands: Iterable[MigDemand]) -> Cluste
     GPUs that nothing may be taken from (whole, shared, unhealthy) are left out by the caller.
     """
     ordered = sorted(gpus, key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
-    states = _States()
+    states = States()
     start = [(gpu.node, states.of(gpu), (gpu.index, gpu.uuid)) for gpu in ordered]
     best = _Round(states, start, sorted(demands, key=_by_size))
-    left = max(_FEWEST_ROUNDS, _PLACEMENTS // max(1, len(best.turn)))
+    left = max(FEWEST_ROUNDS, _PLACEMENTS // max(1, len(best.turn)))
     tried = {best.names}
     better = True
     while better and left:
@@ -182,7 +182,7 @@ class _State:
         self.next: dict[MigProfile, _State | None] = {}
 
 
-class _States:
+class States:
     """Every state that came up, and which nodes can take what."""
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class _States:
         state = tuple(sorted(gpu.number for gpu in gpus))
         if state in dead or len(dead) >= most:
             return None
-        for _, position, after in sorted(self._options(gpus, devices[0]), key=lambda option: option[:2]):
+        for _, position, after in sorted(self.options(gpus, devices[0]), key=lambda option: option[:2]):
             before, gpus[position] = gpus[position], after
             rest = self._descend(gpus, devices[1:], dead, most)
             gpus[position] = before
@@ -258,7 +258,7 @@ class _States:
         dead.add(state)
         return None
 
-    def _options(self, gpus: Sequence[_State], device: MigProfile) -> Iterator[tuple[_Cost, int, _State]]:
+    def options(self, gpus: Sequence[_State], device: MigProfile) -> Iterator[tuple[_Cost, int, _State]]:
         seen: set[int] = set()
         for position, gpu in enumerate(gpus):
             if gpu.number not in seen:
@@ -276,7 +276,7 @@ class _Round:
     """One go through all pods, in a given order."""
 
     def __init__(
-        self, states: _States, gpus: Sequence[tuple[str, _State, tuple[int, str]]], turn: Sequence[MigDemand]
+        self, states: States, gpus: Sequence[tuple[str, _State, tuple[int, str]]], turn: Sequence[MigDemand]
     ) -> None:
         self._states = states
         self._nodes: dict[str, list[tuple[_State, tuple[int, str]]]] = {}

@@ -67,12 +67,12 @@ def why_not_whole(request: PodRequest, rooms: Sequence[GpuRoom], *, node: str = 
     for kind in kinds:
         asking = [container for container in request.containers if container.kind == kind]
         offered = [room for room in rooms if kind.is_offered_by(room)]
-        if not _possible(0, (), [room for room in offered if room.untouched], asking, alone=True):
+        if not possible(0, (), [room for room in offered if room.untouched], asking, alone=True):
             code = Code.SAME_DEVICE
             free = [room for room in offered if room.free]
-            if _possible(0, (), free, asking, alone=True):
+            if possible(0, (), free, asking, alone=True):
                 well = [room for room in free if not room.availability.sick]
-                code = unavailable(_possible(0, (), well, asking, alone=True))
+                code = unavailable(possible(0, (), well, asking, alone=True))
             numbers = {
                 "wanted": max(container.whole for container in asking),
                 "free": len({_group(room) for room in offered if room.untouched}),
@@ -114,7 +114,7 @@ def pick(
             missing = container.whole - len(mine) - 1
             for room in sorted(suited, key=rank):
                 rest = [one for one in left if one is not room]
-                if plain or _possible(missing, barred | {_group(room)}, rest, later, alone=alone):
+                if plain or possible(missing, barred | {_group(room)}, rest, later, alone=alone):
                     break
             else:
                 return None
@@ -157,7 +157,7 @@ def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRo
     return rank
 
 
-def _possible(
+def possible(
     missing: int,
     barred: Collection[str],
     left: Sequence[GpuRoom],

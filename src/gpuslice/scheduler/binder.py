@@ -157,6 +157,11 @@ class Binder:
                     self._cluster.forget(uid)
                     self._bound.pop(uid, None)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a bind is under way."""
+        return bool(self._attempts)
+
     async def aclose(self) -> None:
         """Drop all work in progress; the next start learns from the API server what came of it."""
         tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]

@@ -93,14 +93,15 @@ class Scheduler:
                     self.queue.put_back(waiting.uid)
                     continue
                 try:
-                    self._handle(waiting)
+                    self.handle(waiting)
                 except Exception as error:  # one pod must not keep the others from their nodes
                     self._give_up(waiting, error)
                 # Answers and changes are taken in between decisions.
                 await asyncio.sleep(0)
 
     # --- decisions --------------------------------------------------------------------------------
-    def _handle(self, waiting: WaitingPod) -> None:
+    def handle(self, waiting: WaitingPod) -> None:
+        """Decide about a pod that was taken out of the queue, and begin what follows."""
         pod = waiting.pod
         if pod.metadata.deletion_timestamp is not None:
             self.queue.wait(pod.uid, Cause.SELF)

@@ -153,7 +153,7 @@ class Kubelet:
         if self._admission is not None:
             self._admission.cancel()
         async with self._up:
-            await self._close_sockets()
+            await self.close_sockets()
             await self._open_sockets()
             self._admit_from = self._clock.monotonic() + READMIT_AFTER
             self._readmit = [worker for worker in self._workers.values() if not worker.over]
@@ -363,7 +363,8 @@ class Kubelet:
         self._pod_resources = await serve_pod_resources(folder / SOCKET, self._lister)
         await self.devices.start()
 
-    async def _close_sockets(self) -> None:
+    async def close_sockets(self) -> None:
+        """What plugins and listers see of the process's end; the containers run on."""
         await self.devices.stop()
         if self._pod_resources is not None:
             await self._pod_resources.stop()
@@ -376,7 +377,7 @@ class Kubelet:
             worker.abandon()
         if self._workers:
             await asyncio.gather(*(worker.stop(0) for worker in self._workers.values()))
-        await self._close_sockets()
+        await self.close_sockets()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
