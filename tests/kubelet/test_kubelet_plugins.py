@@ -253,8 +253,9 @@ async def test_a_pod_deleted_by_force_is_forgotten_at_once_and_runs_on() -> None
         assert folder.is_dir()
         node.clock.advance(2)
         async with asyncio.timeout(GUARD):
-            while folder.exists():  # noqa: ASYNC110 (nothing tells)
-                await asyncio.sleep(0)
+            while folder.exists():
+                node.kubelet.changed.clear()
+                await node.kubelet.changed.wait()
 
 
 async def test_the_race_with_list_offers_ids_in_use() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from gpuslice import names
-from gpuslice.clock import SystemClock
+from gpuslice.clock import Clock, SystemClock
 from gpuslice.cluster.annotations import encode_allocation
 from gpuslice.devices.availability import of_health
 from gpuslice.devices.found import Found, FoundGpu
@@ -138,8 +138,16 @@ class Outage:
 
 
 class World:
-    def __init__(self, folder: Path, gpus: tuple[Gpu, ...] = GPUS, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        gpus: tuple[Gpu, ...] = GPUS,
+        *,
+        kubelet_clock: Clock = SystemClock(),  # noqa: B008
+        **options: Any,
+    ) -> None:
         self.folder = folder
+        self.kubelet_clock = kubelet_clock
         self.options = options
         self.api = ApiServer(clock=SystemClock(), new_uid=lambda: str(uuid.uuid4()))
         self.client = Client(self.api.transport())
@@ -163,7 +171,7 @@ class World:
             self.client,
             NodeDescription(NODE, address="10.0.0.7"),
             root=self.folder,
-            clock=SystemClock(),
+            clock=self.kubelet_clock,
             random=Random(seed),
             run_processes=False,
         )
@@ -194,17 +202,15 @@ class World:
 
         Then until the agent lacks nothing but that.
         """
-        await self._offered(units)
-        async with asyncio.timeout(GUARD):
-            while units and self.running_agent.waits_for() != lacks:  # noqa: ASYNC110 (nothing tells)
-                await asyncio.sleep(0.005)
+        assert self.kubelet is not None
+        manager = self.kubelet.devices.manager
+        await becomes(lambda: manager.allocatable().get(names.GPU_MEM) == units, self.kubelet.changed)
+        if units:
+            await becomes(lambda: self.running_agent.waits_for() == lacks, self.running_agent.changed)
 
-    async def _offered(self, units: int) -> None:
-        async with asyncio.timeout(GUARD):
-            while (  # noqa: ASYNC110 (nothing tells)
-                self.kubelet is None or self.kubelet.devices.manager.allocatable().get(names.GPU_MEM) != units
-            ):
-                await asyncio.sleep(0.005)
+    async def swept(self) -> None:
+        """Wait until no container has a slice."""
+        await becomes(lambda: not self.slices(), self.running_agent.changed)
 
     async def allocatable(self, units: int, resource: str = names.GPU_MEM) -> Node:
         return await self.until(
@@ -319,6 +325,14 @@ async def world(gpus: tuple[Gpu, ...] = GPUS, **options: Any) -> AsyncIterator[W
             await here.stop(what)
         await here.api.stop()
         shutil.rmtree(folder)
+
+
+async def becomes(holds: Callable[[], bool], changed: asyncio.Event) -> None:
+    """Wait until something is true; the event is set when it may have become so."""
+    async with asyncio.timeout(GUARD):
+        while not holds():
+            changed.clear()
+            await changed.wait()
 
 
 def container(name: str, units: int = 0, whole: int = 0, **more: Any) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 from agent_world import GPUS, GUARD, container, world
+from kubelet_world import ManualClock
 
 from gpuslice import names
 from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
+from gpuslice.local.kubelet.kubelet import LEAST_GRACE, READMIT_AFTER
 from gpuslice.local.kubelet.podworker import IGNORE_TERM
 from gpuslice.node.kubelet.messages import Device
 from gpuslice.node.kubelet.rpc import PluginClient
@@ -139,7 +141,8 @@ async def test_a_deleted_pod_gives_its_room_back() -> None:
 
 async def test_a_pod_deleted_by_force_gives_its_room_back_soon_after_its_containers_have_ended() -> None:
     """The API server and pod-resources have it no more at once, but its processes run on."""
-    async with world() as here:
+    clock = ManualClock()
+    async with world(kubelet_clock=clock) as here:
         await here.create(
             "a",
             container("c", 14),
@@ -149,9 +152,9 @@ async def test_a_pod_deleted_by_force_gives_its_room_back_soon_after_its_contain
         )
         await here.running("a")
         await here.client.delete(Pod.resource, "a", "default", grace_seconds=0)
-        async with asyncio.timeout(GUARD):
-            while here.slices():  # noqa: ASYNC110 (nothing tells)
-                await asyncio.sleep(0.05)
+        await clock.someone_sleeps(LEAST_GRACE, LEAST_GRACE)
+        clock.advance(LEAST_GRACE)
+        await here.swept()
 
 
 async def test_the_node_is_described() -> None:
@@ -210,7 +213,8 @@ async def test_a_node_whose_gpus_are_all_cut_has_no_whole_ones() -> None:
 
 async def test_a_restarted_kubelet_keeps_its_pods() -> None:
     """kubelet.md: the plugins are back at once, so that no running pod is lost, and ids stay given out."""
-    async with world() as here:
+    clock = ManualClock()
+    async with world(kubelet_clock=clock) as here:
         await here.create(
             "a", container("c", 9), initContainers=[container("i", 2)], on={"i": (0,), "c": (0,)}
         )
@@ -218,6 +222,7 @@ async def test_a_restarted_kubelet_keeps_its_pods() -> None:
         assert here.kubelet is not None
         await here.kubelet.restart()
         await here.served(28)
+        clock.advance(READMIT_AFTER)
         await here.create("b", container("c", 6))
         await here.running("b")
         await here.assigned("b")
@@ -356,9 +361,7 @@ async def test_the_slice_of_an_init_container_of_a_former_run_goes_with_its_pod(
         await here.served(28)
         assert len(here.slices()) == 2
         await here.client.delete(Pod.resource, "a", "default", grace_seconds=1)
-        async with asyncio.timeout(GUARD):
-            while here.slices():  # noqa: ASYNC110 (nothing tells)
-                await asyncio.sleep(0.05)
+        await here.swept()
 
 
 def _waiting(pod: Pod) -> str:

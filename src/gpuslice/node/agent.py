@@ -103,6 +103,8 @@ class Agent:
         self._servers: tuple[PluginServer, ...] = ()
         self._ledger: Ledger | None = None
         self._lacks = "starting"
+        self.changed = asyncio.Event()
+        """Set when `waits_for` may say something else, and when what is over has been released."""
         self._quarantine = Quarantine()
 
     def waits_for(self) -> str:
@@ -295,7 +297,13 @@ class Agent:
         for kind in kinds_of(service.ledger.gpus):
             if kind.resource not in served:
                 plugin = ResourcePlugin(kind, service)
-                server = PluginServer(plugin, self._folder, clock=self._clock, random=self._random)
+                server = PluginServer(
+                    plugin,
+                    self._folder,
+                    on_change=self.changed.set,
+                    clock=self._clock,
+                    random=self._random,
+                )
                 self._servers = (*self._servers, server)
                 group.create_task(server.run())
 
@@ -308,7 +316,12 @@ class Agent:
 
     async def _rebuild(self, service: DevicePluginService, pods: Reflector[Pod]) -> None:
         """Learn what is given out already. Until then kubelet's questions wait."""
-        self._lacks = service.lacks = "the API server has not said yet which pods this node has"
+
+        def lacks(what: str) -> None:
+            self._lacks = service.lacks = what
+            self.changed.set()
+
+        lacks("the API server has not said yet which pods this node has")
         await pods.synced.wait()
         failures = 0
         while True:
@@ -316,11 +329,11 @@ class Agent:
                 await service.reconcile()
                 break
             except RpcError as error:
-                self._lacks = service.lacks = f"kubelet does not say yet who holds what: {error}"
+                lacks(f"kubelet does not say yet who holds what: {error}")
             failures += 1
             await self._clock.sleep(REBUILD.delay(failures, self._random))
         service.sweep()
-        self._lacks = service.lacks = ""
+        lacks("")
         service.rebuilt.set()
         if not self._pod_folders.mounted:
             _log.warning(
@@ -384,6 +397,7 @@ class Agent:
             with contextlib.suppress(RpcError):
                 await service.release()
             service.sweep()
+            self.changed.set()
             health.check()
             lingering = lingering + 1 if service.ledger.lingers(service.pods) else 0
 

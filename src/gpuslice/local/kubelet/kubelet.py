@@ -67,6 +67,8 @@ class Kubelet:
         self.node = node
         self.ready = asyncio.Event()
         """Set once the node is registered and its pods are known."""
+        self.changed = asyncio.Event()
+        """Set when the ids of a plugin may be others, and when the last of a pod has gone."""
         self._client = client
         self._root = root
         self._clock = clock
@@ -90,7 +92,7 @@ class Kubelet:
         self.devices = Devices(
             root / "device-plugins",
             active=lambda: [pod.uid for pod in self._active()],
-            on_change=self._keeper.changed,
+            on_change=self._plugins_changed,
             clock=clock,
             random=random,
         )
@@ -157,8 +159,12 @@ class Kubelet:
             await self._open_sockets()
             self._admit_from = self._clock.monotonic() + READMIT_AFTER
             self._readmit = [worker for worker in self._workers.values() if not worker.over]
-        self._keeper.changed()
+        self._plugins_changed()
         self._work.set()
+
+    def _plugins_changed(self) -> None:
+        self._keeper.changed()
+        self.changed.set()
 
     # --- logs and exec ------------------------------------------------------------------------------
     async def logs(
@@ -250,6 +256,7 @@ class Kubelet:
         self._workers.pop(worker.pod.uid, None)
         self._needs.pop(worker.pod.uid, None)
         self._addresses.release(worker.pod.uid)
+        self.changed.set()
 
     def _active(self) -> list[RunPod]:
         """The pods that count: those whose containers may run, and the one that is being admitted.

@@ -99,7 +99,13 @@ class PluginServer:
     """Serves one plugin on its socket in the kubelet's folder and keeps it registered."""
 
     def __init__(
-        self, plugin: ResourcePlugin, folder: Path, *, clock: Clock, random: Callable[[], float]
+        self,
+        plugin: ResourcePlugin,
+        folder: Path,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        clock: Clock,
+        random: Callable[[], float],
     ) -> None:
         self.plugin = plugin
         self._folder = folder
@@ -111,7 +117,8 @@ class PluginServer:
         self._mine: Stamp = None
         self._known_by: Stamp = None
         self.known = asyncio.Event()
-        """Set while the kubelet that runs now knows of the plugin."""
+        """Set while the kubelet that runs now knows of the plugin; `on_change` is told when that changes."""
+        self._on_change = on_change
         self._registered_at = 0.0
         self._failures = 0
 
@@ -167,12 +174,14 @@ class PluginServer:
         self._failures = 0
         self._known_by, self._registered_at = kubelet, self._clock.monotonic()
         self.known.set()
+        self._on_change()
         _log.info("registered with kubelet", resource=self.plugin.resource)
         return LISTENED_SECONDS
 
     def _forgotten(self) -> None:
         self._known_by = None
         self.known.clear()
+        self._on_change()
 
 
 def _stamp(path: Path) -> Stamp:
