@@ -114,8 +114,8 @@ class NodeEntry(Section, frozen=True):
 class ClusterSpec(Section, frozen=True):
     """`memory_unit`: what one aliyun.com/gpu-mem means; `policy`: how the scheduler fills GPUs.
 
-    `device_plugin_configs`: NVIDIA's device plugin configurations by name, as mappings or as text. Which
-    counts says a node's label, without it the one called default, if there is one.
+    `device_plugin_configs`: NVIDIA's device plugin configurations by name, as mappings or as text. A
+    node's label says which counts; without it the one called default does, if there is one.
     """
 
     nodes: tuple[NodeEntry, ...]

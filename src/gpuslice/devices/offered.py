@@ -1,7 +1,7 @@
 """What the engine places on a node: its GPUs and, in the place of those that are cut, MIG devices. Pure.
 
-Replicas are in the place of what they are replicas of. Which there are and by which resource they are counted
-says `devices.announced`.
+Replicas are in the place of what they are replicas of. `devices.announced` says which there are and by which
+resource they are counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which GPUs a container should get: those that are near to each other. Pure.
 
 NVIDIA's rules (go-gpuallocator's best effort), but for a defect: a GPU that has gone is passed over and does
-not spoil the choice (device plugin, issues 231, 1223). Which replicas says the engine (`placement.whole`).
+not spoil the choice (device plugin, issues 231, 1223). `placement.whole` chooses among replicas.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """NVIDIA's device plugin configuration of one node, followed while the agent runs.
 
-Which file counts says the node's label (nvidia.com/device-plugin.config), and a change of what is written in
-it is followed as one of the label, without a restart. What cannot be leaves everything as it was; why is told
-in the log and in an annotation of the node. Where nothing was before, nothing is given out until it is
-mended: a node must not give GPUs away whole because of a mistyped name.
+The node's label nvidia.com/device-plugin.config says which file counts. A change of the label or of the file
+is followed without a restart. A file that cannot be used leaves everything as it was; the log and an
+annotation of the node say why. If none was used before, nothing is given out until it is mended: a node must
+not give GPUs away whole because of a mistyped name.
 """
 
 from __future__ import annotations
