@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from gpuslice.capacity.poolplan import (
     CLOSED_SECONDS,
-    FAILED,
-    SUCCESS,
     PoolNode,
     Size,
     next_names,
@@ -19,12 +17,13 @@ from gpuslice.capacity.poolplan import (
     plan_range,
     plan_recut,
 )
+from gpuslice.devices.migstate import MigState
 
 OLD = PoolNode(
     "a",
     config="all-1g.5gb",
     strategy="single",
-    state=SUCCESS,
+    state=MigState.SUCCESS,
     cut=True,
     wanted="all-2g.10gb",
     wanted_strategy="single",
@@ -56,7 +55,7 @@ def test_one_node_after_the_other_those_without_holders_first() -> None:
     a, b = replace(OLD, holders=3), replace(OLD, name="b")
     assert plan_recut([a, b]).close == ("b",)
     assert plan_recut([a, told(b)]).close == (), "one at a time"
-    done = plan_recut([a, told(b, SUCCESS)])
+    done = plan_recut([a, told(b, MigState.SUCCESS)])
     assert (done.close, done.done) == (("a",), 1), "its free GPUs are cut, the others as their pods end"
 
 
@@ -71,7 +70,7 @@ def test_a_node_that_waits_for_pods_does_not_hold_up_one_that_is_free() -> None:
 
 
 def test_what_failed_on_one_node_is_not_tried_on_the_next() -> None:
-    failed = told(replace(OLD, reason="GPU 0: no"), FAILED)
+    failed = told(replace(OLD, reason="GPU 0: no"), MigState.FAILED)
     plan = plan_recut([failed, replace(OLD, name="b")])
     assert (plan.tell, plan.close, plan.failed, plan.waits) == ((), (), True, "node a: GPU 0: no")
     other = replace(failed, wanted="all-3g.20gb")
@@ -121,12 +120,12 @@ def test_every_pool_ends_as_wished_once_its_pods_end_and_no_two_nodes_wait(
             if name in plan.close:
                 open_or_shut = shut(node)
             nodes[name] = told(open_or_shut) if name in plan.tell else open_or_shut
-        waiting = [n for n in nodes.values() if (n.told and n.state != SUCCESS) or n.closed]
+        waiting = [n for n in nodes.values() if (n.told and n.state != MigState.SUCCESS) or n.closed]
         assert len([n for n in waiting if n.holders]) <= 1
         for name, node in nodes.items():
             if node.told and not node.holders:
-                nodes[name] = replace(node, state=SUCCESS, cut=True)
-        if all(node.told and node.state == SUCCESS for node in nodes.values()):
+                nodes[name] = replace(node, state=MigState.SUCCESS, cut=True)
+        if all(node.told and node.state == MigState.SUCCESS for node in nodes.values()):
             assert plan_recut(list(nodes.values())).close == ()
             return
         for name, node in nodes.items():

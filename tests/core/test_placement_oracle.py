@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builders import mig_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -261,6 +263,15 @@ def test_node_rows_survive_removal_and_growth() -> None:
 
 def holder(uid: str, priority: int, gpu: str, gib: int) -> Holder:
     return Holder(uid, priority, (Charge(gpu, gib * 1024, whole=False),))
+
+
+def test_who_is_leaving_anyhow_costs_nothing_however_important() -> None:
+    rooms = [room(i, 5 * 1024, 15 * 1024) for i in range(2)]
+    stays, leaves = (
+        holder("stays", 1, "GPU-0", 10),
+        replace(holder("leaves", 8, "GPU-1", 10), terminating=True),
+    )
+    assert choose_victims(share(12), GIB, rooms, [stays, leaves], 9) == (leaves,)
 
 
 def test_victims_free_one_gpu_with_the_fewest_and_least_important_pods() -> None:

@@ -23,10 +23,10 @@ from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Change
 from gpuslice.config.cluster import ClusterFile
 from gpuslice.devices.miglayout import GpuInstance
+from gpuslice.devices.migstate import MigState
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.up import LocalCluster, Settings, local_cluster
 from gpuslice.node.discovery.driver import DriverError, Trouble
-from gpuslice.node.mig import manager
 from gpuslice.scheduler.explaining import explain
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ async def until_offered(cluster: LocalCluster, node: str, amounts: dict[str, int
 
 async def test_a_label_cuts_a_nodes_gpus_anew_and_labels_and_resources_follow(cluster: LocalCluster) -> None:
     await wish(cluster, "single", "all-2g.10gb")
-    assert await told(cluster, "single", manager.SUCCESS) == "-", "success needs no reason"
+    assert await told(cluster, "single", MigState.SUCCESS) == "-", "success needs no reason"
     await until_offered(cluster, "single", {names.WHOLE_GPU: 24})
 
     async def labelled() -> bool:
@@ -194,27 +194,27 @@ async def test_a_label_cuts_a_nodes_gpus_anew_and_labels_and_resources_follow(cl
     await start(cluster, device_pod("one", names.WHOLE_GPU, 1, "single"))
     # MIG off again: the mode of the GPU that the pod is on cannot change before it ends.
     await wish(cluster, "single", "all-disabled")
-    await told(cluster, "single", manager.PENDING, "default/one")
+    await told(cluster, "single", MigState.PENDING, "default/one")
 
 
 async def test_what_is_in_use_is_never_cut_and_the_rest_goes_ahead(cluster: LocalCluster) -> None:
     """GPU 0's 3g has a pod; GPU 1 is cut at once, GPU 0 when the pod has ended; nobody gets what has to go."""
     await start(cluster, device_pod("stays", LARGE, 1))
     await wish(cluster, "mixed", "all-1g.5gb")
-    await told(cluster, "mixed", manager.PENDING, "GPU 0: default/stays")
+    await told(cluster, "mixed", MigState.PENDING, "GPU 0: default/stays")
     await until_offered(cluster, "mixed", {names.WHOLE_GPU: 1, names.GPU_MEM: 14, SMALL: 8})
     assert (await cluster.client.get(Pod, "stays", "default")).status.phase == "Running"
     await cluster.client.delete(Pod.resource, "stays", "default")
-    await told(cluster, "mixed", manager.SUCCESS)
+    await told(cluster, "mixed", MigState.SUCCESS)
     await until_offered(cluster, "mixed", {names.WHOLE_GPU: 1, names.GPU_MEM: 14, SMALL: 14})
 
 
 async def test_what_cannot_be_changes_nothing_and_says_why(cluster: LocalCluster) -> None:
     before = await allocatable(cluster, "mixed")
     await wish(cluster, "mixed", "all-1g.6gb")
-    assert "all-1g.6gb" in await told(cluster, "mixed", manager.FAILED)
+    assert "all-1g.6gb" in await told(cluster, "mixed", MigState.FAILED)
     await wish(cluster, "mixed", "nosuch")
-    await told(cluster, "mixed", manager.FAILED, "selected mig-config not present: nosuch")
+    await told(cluster, "mixed", MigState.FAILED, "selected mig-config not present: nosuch")
     assert await allocatable(cluster, "mixed") == before
 
 
@@ -232,7 +232,7 @@ async def test_what_the_driver_refuses_is_undone_said_and_given_out_as_before(
     monkeypatch.setattr(driver, "create_gpu_instance", no_small_ones)
     before = await allocatable(cluster, "mixed")
     await wish(cluster, "mixed", "all-1g.5gb")
-    reason = await told(cluster, "mixed", manager.FAILED, "only an administrator may")
+    reason = await told(cluster, "mixed", MigState.FAILED, "only an administrator may")
     assert "everything is as it was before" in reason
     await until_offered(cluster, "mixed", {key: value for key, value in before.items() if value})
     await start(cluster, device_pod("large", LARGE, 1))
@@ -250,7 +250,7 @@ async def test_who_waits_for_a_pod_says_so_once(cluster: LocalCluster) -> None:
 
     cluster.cluster.subscribe(heard)
     await wish(cluster, "mixed", "all-1g.5gb")
-    await told(cluster, "mixed", manager.PENDING, "GPU 0: default/stays, default/too; GPU 1: default/too")
+    await told(cluster, "mixed", MigState.PENDING, "GPU 0: default/stays, default/too; GPU 1: default/too")
     assert "GPUs are being cut" not in said, "nothing can be cut yet"
 
 
@@ -258,7 +258,7 @@ async def test_an_agent_that_comes_back_goes_on_where_the_label_says(cluster: Lo
     """Killed in the middle; and after a reboot of the machine no instance is left."""
     await wish(cluster, "single", "all-3g.20gb")
     cluster.agents["single"].kill()
-    await told(cluster, "single", manager.SUCCESS)
+    await told(cluster, "single", MigState.SUCCESS)
     await until_offered(cluster, "single", {names.WHOLE_GPU: 16})
     driver = cluster.drivers["single"]
     for gpu in driver.query().gpus:

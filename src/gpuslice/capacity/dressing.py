@@ -14,12 +14,10 @@ import msgspec
 from gpuslice import names
 from gpuslice.capacity.nodepool import PoolWish
 from gpuslice.cluster.text import decode
+from gpuslice.devices.migstate import MigState
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Taint, Wire
-
-PENDING: Final = "pending"
-"""Value of nvidia.com/mig.config.state: the node has not looked yet."""
 
 
 class Record(Wire, frozen=True, gc=False):
@@ -86,7 +84,7 @@ def dress(
         changes |= mig_labels(*tell)
         if node.labels.get(names.MIG_CONFIG) != config:
             # The state of before must not be taken for the answer.
-            changes[names.MIG_CONFIG_STATE] = PENDING
+            changes[names.MIG_CONFIG_STATE] = MigState.PENDING
             annotations[names.MIG_CONFIG_REASON] = None
     taints = tuple(str(taint) for taint in wish.spec.taints)
     wanted = Record(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-SUCCESS, FAILED = "success", "failed"
-"""Values of nvidia.com/mig.config.state that end a change."""
+from gpuslice.devices.migstate import MigState
+
 CLOSED_SECONDS: Final = 1.0
 """How long a cordon has to stand before what is bound is known: a scheduler may have decided just before."""
 
@@ -91,10 +91,10 @@ def plan_recut(nodes: Sequence[PoolNode]) -> Recut:
     """
     wrong = [node for node in nodes if not node.told]
     told = [node for node in nodes if node.told and node.wanted]
-    cutting = [node for node in told if node.state not in (SUCCESS, FAILED)]
+    cutting = [node for node in told if node.state not in (MigState.SUCCESS, MigState.FAILED)]
     unanswered = {node.name for node in told if node.closed and not node.answered}
-    done = sum(node.state == SUCCESS for node in told)
-    failed = next((node for node in told if node.state == FAILED), None)
+    done = sum(node.state == MigState.SUCCESS for node in told)
+    failed = next((node for node in told if node.state == MigState.FAILED), None)
     if failed is not None:
         why = failed.reason or "its GPUs cannot be cut"
         return Recut((), tuple(sorted(unanswered)), done, f"node {failed.name}: {why}", failed=True)

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from gpuslice import names
 from gpuslice.capacity.nodepool import READY, SCALING, Condition, GPUNodePool, PoolStatus, PoolWish
-from gpuslice.capacity.poolplan import SUCCESS, PoolNode, Recut, Size
+from gpuslice.capacity.poolplan import PoolNode, Recut, Size
+from gpuslice.devices.migstate import MigState
 
 LONGEST: Final = 1000
 """Characters of a condition's message, which may list what others wrote."""
@@ -91,6 +92,6 @@ def status_of(
             status,
             nodes=len(nodes),
             ready_nodes=sum(node.ready for node in nodes),
-            cut_nodes=sum(bool(n.wanted) and n.told and n.state == SUCCESS for n in nodes),
+            cut_nodes=sum(bool(n.wanted) and n.told and n.state == MigState.SUCCESS for n in nodes),
         )
     return None if status == pool.status else status

@@ -6,15 +6,16 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuslice import names
-from gpuslice.capacity.dressing import PENDING, read_record
+from gpuslice.capacity.dressing import read_record
 from gpuslice.capacity.nodepool import PoolWish
-from gpuslice.capacity.poolplan import FAILED, PoolNode
+from gpuslice.capacity.poolplan import PoolNode
 from gpuslice.capacity.vmsizes import DISABLED, cut_of
 from gpuslice.clock import Clock
 from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import GpuView
 from gpuslice.cluster.state import Change, Cluster
 from gpuslice.devices.catalogue import MODELS, GpuModel
+from gpuslice.devices.migstate import MigState
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
@@ -114,7 +115,8 @@ class PoolWorld:
             reason=reason,
             strategy=strategy,
             cut=any(gpu.parent for gpu in gpus),
-            answered=state == FAILED or (in_step and renamed and (closed if state == PENDING else is_cut)),
+            answered=state == MigState.FAILED
+            or (in_step and renamed and (closed if state == MigState.PENDING else is_cut)),
             holders=len(self._cluster.pods_on(name)),
             arriving=self._arriving(name),
             pods=pods,

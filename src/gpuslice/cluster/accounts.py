@@ -36,7 +36,7 @@ from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.node import place
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
-from gpuslice.placement.preempt import Holder, choose_victims, fits_without
+from gpuslice.placement.preempt import choose_victims, fits_without
 from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Steps
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
@@ -217,14 +217,14 @@ class GpuAccounts:
         gpus = self.fleet.gpus(node)
         if gpus is None:
             return None
-        holders = [Holder(record.uid, record.priority, record.charges) for record in self.pods_on(node)]
+        holders = [record.holder for record in self.pods_on(node)]
         chosen = choose_victims(request, gpus.unit, self.fleet.rooms(node), holders, priority)
         return None if chosen is None else tuple(self._pods[holder.uid] for holder in chosen)
 
     def fits_without(self, request: PodRequest, node: str, uids: Collection[str]) -> bool:
         """Would the request fit on a node's GPUs if these pods had ended?"""
         gpus = self.fleet.gpus(node)
-        gone = [Holder(r.uid, r.priority, r.charges) for r in self.pods_on(node) if r.uid in uids]
+        gone = [record.holder for record in self.pods_on(node) if record.uid in uids]
         return gpus is not None and fits_without(request, gpus.unit, self.fleet.rooms(node), gone)
 
     # --- reservations -----------------------------------------------------------------------------

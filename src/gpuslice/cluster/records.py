@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gpuslice import names
 from gpuslice.devices.availability import Availability
 from gpuslice.devices.inventory import Mode
+from gpuslice.placement.preempt import Holder
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest
 from gpuslice.units import MemoryUnit
@@ -40,6 +41,11 @@ class PodRecord:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def holder(self) -> Holder:
+        """The same for who looks for victims."""
+        return Holder(self.uid, self.priority, self.charges, self.terminating)
 
 
 @dataclass(frozen=True, slots=True)

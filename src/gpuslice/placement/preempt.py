@@ -7,9 +7,9 @@ victims as low as possible, then the fewest victims, then the lowest sum of prio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from gpuslice.placement.node import why_not
 from gpuslice.placement.room import GpuRoom
@@ -23,6 +23,30 @@ VICTIM_STEPS: Final = 10 * STEPS
 """Steps of the exact search for all questions about one pod and one node."""
 
 
+LEAVING: Final = -(2**31)
+"""The priority that a pod counts with once it is on its way out: evicting it costs nothing."""
+
+
+class Victim(Protocol):
+    """A pod that may have to go."""
+
+    @property
+    def priority(self) -> int: ...
+    @property
+    def terminating(self) -> bool: ...
+
+
+def weight(victim: Victim) -> int:
+    """How important a pod still is."""
+    return LEAVING if victim.terminating else victim.priority
+
+
+def cost(victims: Collection[Victim]) -> tuple[int, int, int]:
+    """What evicting them costs; smaller is better."""
+    weights = [weight(victim) for victim in victims]
+    return (max(weights, default=LEAVING), len(weights), sum(weights))
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A pod on the node: what it takes from which GPU, and how important it is."""
@@ -30,16 +54,11 @@ class Holder:
     uid: str
     priority: int
     charges: tuple[Charge, ...]
+    terminating: bool = False
 
     @property
     def mib(self) -> int:
         return sum(charge.mib for charge in self.charges)
-
-
-def cost(victims: Sequence[Holder]) -> tuple[int, int, int]:
-    """What evicting them costs; smaller is better."""
-    priorities = [victim.priority for victim in victims]
-    return (max(priorities, default=-(2**31)), len(victims), sum(priorities))
 
 
 def choose_victims(
@@ -77,7 +96,7 @@ def _thin_out(
     if _ask(request, unit, rooms, group, steps) is not None:
         return None
     victims = list(group)
-    for holder in sorted(group, key=lambda h: (-h.priority, h.mib, h.uid)):
+    for holder in sorted(group, key=lambda h: (-weight(h), h.mib, h.uid)):
         rest = [victim for victim in victims if victim is not holder]
         if _ask(request, unit, rooms, rest, steps) is None:
             victims = rest

@@ -15,6 +15,7 @@ from gpuslice.clock import Clock, happened
 from gpuslice.cluster.executor import Executor
 from gpuslice.cluster.migrecords import CutGpu, MigPolicy, decode_cuts
 from gpuslice.cluster.state import Change, Cluster
+from gpuslice.devices.migstate import MigState
 from gpuslice.kube.client import Client
 from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.quarantine import reason
@@ -34,7 +35,6 @@ LOOK_SECONDS: Final = 5.0
 """How often to look without news."""
 RETRY_SECONDS: Final = 60.0
 """How long nothing new is asked of a node that could not do what it was told."""
-FAILED: Final = "failed"
 
 
 class MigDemandController:
@@ -106,7 +106,7 @@ class MigDemandController:
 
     def _refrains(self, node: Node, now: float) -> bool:
         """True if the node could not do what it was told, and is to be left alone for a time."""
-        if node.labels.get(names.MIG_CONFIG_STATE) != FAILED:
+        if node.labels.get(names.MIG_CONFIG_STATE) != MigState.FAILED:
             self._failed.pop(node.name, None)
             return False
         if now - self._failed.setdefault(node.name, now) < RETRY_SECONDS:

@@ -22,15 +22,13 @@ from gpuslice.cluster.podcode import PodCode
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import Demand, WaitingPod
 from gpuslice.kube.wire import ObjectMeta, Pod
-from gpuslice.placement.preempt import Holder, choose_victims, fits_without
+from gpuslice.placement.preempt import choose_victims, cost, fits_without
 from gpuslice.placement.verdict import Verdict
 
 CANDIDATES: Final = 100
 """Nodes with a way to make room that are compared; kube-scheduler's minimum."""
 ROUNDS: Final = 8
 """Times that others are tried when disruption budgets, or changes meanwhile, protect the first choice."""
-LEAVING: Final = -(2**31)
-"""The priority that a pod counts with once it is on its way out: evicting it costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,7 @@ class Plan:
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """Smaller is better: the highest priority among the victims, their number, the sum of priorities."""
-        priorities = [LEAVING if v.terminating else v.priority for v in self.victims]
-        return (max(priorities, default=LEAVING), len(priorities), sum(priorities))
+        return cost(self.victims)
 
 
 PASSING: Final = (PodCode.API_FAILED, PodCode.PROTECTED)
@@ -86,11 +82,7 @@ class Planner:
             return False
         if not demand.request:
             return True
-        holders = [
-            Holder(record.uid, record.priority, record.charges)
-            for record in self._cluster.pods_on(node)
-            if record.priority < demand.priority
-        ]
+        holders = [r.holder for r in self._cluster.pods_on(node) if r.priority < demand.priority]
         rooms = self._cluster.fleet.rooms(node)
         return gpus is not None and fits_without(demand.request, gpus.unit, rooms, holders)
 
@@ -143,11 +135,7 @@ class Planner:
             rooms = self._nominations.rooms_beside(kept, node, self._cluster.fleet.rooms(node))
             if gpus is None or rooms is None:
                 return None
-            holders = [
-                Holder(r.uid, LEAVING if r.terminating else r.priority, r.charges)
-                for r in self._cluster.pods_on(node)
-                if r.uid in lower
-            ]
+            holders = [r.holder for r in self._cluster.pods_on(node) if r.uid in lower]
             if not fits_without(demand.request, gpus.unit, rooms, holders):
                 return None
             chosen = choose_victims(demand.request, gpus.unit, rooms, holders, demand.priority)

@@ -11,6 +11,7 @@ from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.config.devices import DevicesFile
 from gpuslice.devices.availability import closed
+from gpuslice.devices.migstate import MigState
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.devices.xids import XidPolicy
 from gpuslice.kube.client import Client
@@ -19,7 +20,7 @@ from gpuslice.kube.wire import Node
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
-from gpuslice.node.mig.manager import PENDING, SUCCESS, MigManager, MigTools
+from gpuslice.node.mig.manager import MigManager, MigTools
 
 SEVEN = "[1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb]"
 MACHINE = f"""\
@@ -111,11 +112,11 @@ async def managed(config: str) -> AsyncIterator[World]:
 async def test_nothing_goes_before_kubelet_has_said_that_it_gives_it_out_no_more() -> None:
     """A scheduler that reads the old number would place a pod on what is not there when it arrives."""
     async with managed("all-2g.10gb") as world:
-        await world.told(PENDING, "kubelet has still to say")
+        await world.told(MigState.PENDING, "kubelet has still to say")
         assert set(world.devices.values()) == {"1g.5gb"}
         assert {gpu.availability for gpu in world.backend.gpus()} == {closed("its GPU is cut anew")}
         await world.kubelet_says(**{SMALL: 0})
-        await world.told(SUCCESS)
+        await world.told(MigState.SUCCESS)
         assert sorted(world.devices.values()) == ["2g.10gb"] * 3
         # At once: the driver reports no event, and the next look is far.
         assert {gpu.uuid for gpu in world.backend.gpus()} == world.devices.keys()
@@ -124,10 +125,10 @@ async def test_nothing_goes_before_kubelet_has_said_that_it_gives_it_out_no_more
 
 async def test_a_pod_that_arrives_while_kubelet_is_waited_for_is_let_in() -> None:
     async with managed("all-2g.10gb") as world:
-        await world.told(PENDING, "kubelet has still to say")
+        await world.told(MigState.PENDING, "kubelet has still to say")
         world.users = {next(iter(world.devices)): "default/late"}
         await world.kubelet_says(**{SMALL: 0})
-        await world.told(PENDING, "these have to end first: GPU 0: default/late")
+        await world.told(MigState.PENDING, "these have to end first: GPU 0: default/late")
         assert set(world.devices.values()) == {"1g.5gb"}
 
 
@@ -136,7 +137,7 @@ async def test_nothing_goes_while_the_pods_of_the_node_are_not_known() -> None:
     async with managed("all-2g.10gb") as world:
         world.unknown = "the picture of the cluster is not complete: pods are being read"
         await world.kubelet_says(**{SMALL: 0})
-        await world.told(PENDING, "pods are being read")
+        await world.told(MigState.PENDING, "pods are being read")
         assert set(world.devices.values()) == {"1g.5gb"}
         world.unknown = ""
-        await world.told(SUCCESS)
+        await world.told(MigState.SUCCESS)

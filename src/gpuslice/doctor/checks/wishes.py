@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuslice import names
+from gpuslice.devices.migstate import MigState
 from gpuslice.doctor.checks.say import brief
 from gpuslice.doctor.facts import Facts
 from gpuslice.doctor.finding import Area, Finding, Level
 from gpuslice.doctor.objects import Node
-
-FAILED = "failed"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -22,7 +21,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _cut(node: Node) -> Iterator[Finding]:
     labels = node.metadata.labels or {}
-    if labels.get(names.MIG_CONFIG_STATE) == FAILED:
+    if labels.get(names.MIG_CONFIG_STATE) == MigState.FAILED:
         reason = node.annotations.get(names.MIG_CONFIG_REASON, "its agent did not say why")
         asked = labels.get(names.MIG_CONFIG) or f"by the policy {labels.get(names.MIG_POLICY, 'static')}"
         yield Finding(

@@ -23,6 +23,7 @@ from gpuslice.clock import Clock, happened
 from gpuslice.cluster.migrecords import encode_cuts
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import Gpu
+from gpuslice.devices.migstate import MigState
 from gpuslice.errors import GpuSliceError
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node
@@ -34,7 +35,6 @@ from gpuslice.node.mig.survey import survey
 from gpuslice.placement.migsteps import Action
 from gpuslice.units import parse_count
 
-PENDING, SUCCESS, FAILED = "pending", "success", "failed"
 RETRY_SECONDS: Final = 5.0
 """How soon to look again while pods hold what has to go."""
 RECONCILE_SECONDS: Final = 60.0
@@ -64,7 +64,7 @@ class MigTools:
 class Status:
     """What came of looking once."""
 
-    state: str
+    state: MigState
     reason: str = ""
 
 
@@ -123,7 +123,7 @@ class MigManager:
                 if desired:
                     status = await self._reconcile(desired)
                     await self._write_status(desired, status)
-                    pause = RETRY_SECONDS if status.state == PENDING else RECONCILE_SECONDS
+                    pause = RETRY_SECONDS if status.state == MigState.PENDING else RECONCILE_SECONDS
                 else:
                     self._close(())
                     await self._write_status(desired)
@@ -143,34 +143,36 @@ class MigManager:
             work = await self._plans(goals)
         except GpuSliceError as error:
             self._close(())
-            return Status(FAILED, str(error))
+            return Status(MigState.FAILED, str(error))
         # Who wrote layouts for pods writes others when something is in use; a label waits until it is not.
         waiting = work.possible if desired.on_demand else [*work.possible, *work.blocked]
         plans = [*work.possible, *work.blocked]
         if not plans:
             self._close(())
-            return Status(SUCCESS)
+            return Status(MigState.SUCCESS)
         if not await self._closed(frozenset().union(*map(_going, waiting))):
-            return Status(PENDING, "kubelet has still to say that what will go is given to nobody")
+            return Status(MigState.PENDING, "kubelet has still to say that what will go is given to nobody")
         if problem := self._unknown():
-            return Status(PENDING, problem)
+            return Status(MigState.PENDING, problem)
         users = self._users()
         in_use = {
             plan.gpu.uuid: sorted({users[uuid] for uuid in _going(plan) & users.keys()}) for plan in plans
         }
         free = [plan.gpu for plan in waiting if not in_use[plan.gpu.uuid]]
         if free:
-            await self._write_status(desired, Status(PENDING, "GPUs are being cut"))
+            await self._write_status(desired, Status(MigState.PENDING, "GPUs are being cut"))
         try:
             await self._partition(desired, free, goals, users.keys())
         except GpuSliceError as error:
             self._close(())
-            return Status(FAILED, str(error))
+            return Status(MigState.FAILED, str(error))
         who = sorted((plan.gpu.index, ", ".join(in_use[plan.gpu.uuid])) for plan in plans)
         said = "; ".join(f"GPU {index}: {pods}" for index, pods in who if pods)
         if desired.on_demand or not said:
             self._close(())
-        return Status(PENDING, f"these have to end first: {said}") if said else Status(SUCCESS)
+        return (
+            Status(MigState.PENDING, f"these have to end first: {said}") if said else Status(MigState.SUCCESS)
+        )
 
     async def _partition(
         self,

@@ -1,0 +1,13 @@
+"""How far a node's GPUs are cut as it was told: the words of the label nvidia.com/mig.config.state."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class MigState(StrEnum):
+    """NVIDIA's mig-manager writes these words, and so do we; it has one more, `rebooting`."""
+
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILED = "failed"
