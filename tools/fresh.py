@@ -154,9 +154,11 @@ def inside(machine: Path, goroot: str, command: str) -> int:
         "PATH": f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{goroot}/bin",
     }
     words = " ".join(shlex.quote(f"{name}={value}") for name, value in environment.items())
-    enter = f"exec chroot {at} /usr/bin/env -i {words} sh -c {shlex.quote(f'cd {CLONE} && {command}')}"
+    # Not chroot: who enters another view of the file system, as clusters do, would be back on this machine.
+    turn = [f"cd {at}", "mkdir -p .outside", "pivot_root . .outside", "umount --lazy /.outside"]
+    enter = f"exec /usr/bin/env -i {words} sh -c {shlex.quote(f'cd {CLONE} && {command}')}"
     private = ["unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child"]
-    script = " && ".join([*mounts, enter])
+    script = " && ".join([*mounts, *turn, enter])
     return subprocess.run([*private, "sh", "-c", script], check=False).returncode  # noqa: S603
 
 
