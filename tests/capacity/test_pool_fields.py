@@ -23,12 +23,12 @@ CHART = Path(__file__).parents[2] / "deploy/helm/gpuslice/crds/gpunodepools.yaml
 
 
 def test_the_articles_pool() -> None:
-    wish = read_fields("mignode", PoolFields(vm_size=A100, gpu_instance_profile="MIG1g"))
-    assert wish.spec.gpu_instance_profile is GpuInstanceProfile.MIG1G
-    assert wish.spec.mig_strategy is MigStrategy.SINGLE, "a cut GPU is never counted as a whole one"
-    assert (wish.spec.count, wish.idle_seconds) == (3, IDLE_SECONDS), "az's default"
-    assert wish.cut is not None
-    assert wish.cut.config == "all-1g.5gb"
+    desired = read_fields("mignode", PoolFields(vm_size=A100, gpu_instance_profile="MIG1g"))
+    assert desired.spec.gpu_instance_profile is GpuInstanceProfile.MIG1G
+    assert desired.spec.mig_strategy is MigStrategy.SINGLE, "a cut GPU is never counted as a whole one"
+    assert (desired.spec.count, desired.idle_seconds) == (3, IDLE_SECONDS), "az's default"
+    assert desired.cut is not None
+    assert desired.cut.config == "all-1g.5gb"
 
 
 def test_labels_and_taints() -> None:

@@ -74,7 +74,7 @@ def test_what_failed_on_one_node_is_not_tried_on_the_next() -> None:
     plan = plan_recut([failed, replace(OLD, name="b")])
     assert (plan.tell, plan.close, plan.failed, plan.waits) == ((), (), True, "node a: GPU 0: no")
     other = replace(failed, wanted="all-3g.20gb")
-    assert plan_recut([other]).close == ("a",), "another wish is another try"
+    assert plan_recut([other]).close == ("a",), "another target is another try"
 
 
 def test_counting_in_another_way_waits_for_holders() -> None:
@@ -169,7 +169,7 @@ def test_idle_nodes_go_and_nobody_is_evicted() -> None:
     assert plan_range([idle, busy], 0, 2, needed=1, idle_s=60) == Size(), "somebody waits"
     assert plan_range([replace(idle, idle_s=59.0)], 0, 3, needed=0, idle_s=60) == Size()
     lowered = plan_range([busy, replace(A, pods=1)], 0, 1, needed=0, idle_s=60)
-    assert len(lowered.evict) == 1, "a limit that was lowered is a wish"
+    assert len(lowered.evict) == 1, "a limit that was lowered is what somebody wants"
 
 
 def test_names_of_new_nodes_fill_gaps() -> None:

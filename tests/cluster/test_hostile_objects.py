@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice import names
-from gpuslice.capacity.dressing import dress, new_node, read_record
+from gpuslice.capacity.nodepatch import new_node, node_patch, read_record
 from gpuslice.capacity.nodepool import READY, GPUNodePool, read_pool
+from gpuslice.capacity.poolobserver import members
 from gpuslice.capacity.poolplan import Recut, Size
 from gpuslice.capacity.poolstatus import readiness, status_of
-from gpuslice.capacity.poolworld import members
 from gpuslice.cluster.migrecords import MigPolicy, decode_cuts, decode_wanted
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import read_waiting
@@ -245,16 +245,18 @@ def test_no_node_and_no_health_map_touches_another_node(node: Node, mark: str) -
 def test_no_pool_ends_a_decision_or_takes_anothers_node(pool: GPUNodePool, node: Node) -> None:
     only_input_errors(lambda: read_pool(pool))
     try:
-        wish = read_pool(pool)
+        desired = read_pool(pool)
     except InputError:
         return
     record = {names.POOL_RECORD: '{"pool":"ours","uid":"u"}'}
-    ours = msgspec.convert({"metadata": {"name": "n", "annotations": record, "labels": wish.selector}}, Node)
-    assert members([ours], wish, makes=False) == []
-    members([node], wish, makes=True)
-    dress(node, wish, cordon=True)
-    new_node("evil-0", wish)
-    status = status_of(pool, [], {READY: readiness(wish, [], Size(), Recut())}, now="")
+    ours = msgspec.convert(
+        {"metadata": {"name": "n", "annotations": record, "labels": desired.selector}}, Node
+    )
+    assert members([ours], desired, makes=False) == []
+    members([node], desired, makes=True)
+    node_patch(node, desired, cordon=True)
+    new_node("evil-0", desired)
+    status = status_of(pool, [], {READY: readiness(desired, [], Size(), Recut())}, now="")
     assert len(msgspec.json.encode(status)) < 2000
 
 

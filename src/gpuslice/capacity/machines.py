@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from gpuslice.capacity.nodepool import PoolWish
+from gpuslice.capacity.nodepool import DesiredPool
 from gpuslice.kube.wire import Pod
 
 
@@ -16,7 +16,7 @@ class Machines(Protocol):
         """The nodes whose machines were made here."""
         ...
 
-    async def start(self, name: str, wish: PoolWish) -> None:
+    async def start(self, name: str, desired: DesiredPool) -> None:
         """Make the machine of a node whose object exists. One that runs already is left as it is."""
         ...
 
@@ -24,6 +24,6 @@ class Machines(Protocol):
         """Remove a machine, whatever runs there. One that is not there is fine."""
         ...
 
-    def needed(self, pods: Sequence[Pod], wish: PoolWish, limit: int) -> Sequence[Sequence[Pod]]:
+    def needed(self, pods: Sequence[Pod], desired: DesiredPool, limit: int) -> Sequence[Sequence[Pod]]:
         """The new machines of the pool, at most `limit`, that would take pods which wait: who on each."""
         ...

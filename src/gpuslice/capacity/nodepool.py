@@ -106,7 +106,7 @@ class GPUNodePool(KubeObject, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolWish:
+class DesiredPool:
     """What a resource means. `size` and `cut` are None if it does not say.
 
     `selector`: the pool is the nodes with these labels; None: machines are made for it, where that can be.
@@ -135,12 +135,12 @@ def pool_object(name: str, fields: PoolFields) -> dict[str, Any]:
     }
 
 
-def read_pool(pool: GPUNodePool) -> PoolWish:
+def read_pool(pool: GPUNodePool) -> DesiredPool:
     """What the resource means. Raises InputError naming the field; nothing is done for such a pool."""
     return dataclasses.replace(read_fields(check_name(pool.name), pool.spec), uid=pool.uid)
 
 
-def read_fields(name: str, fields: PoolFields) -> PoolWish:
+def read_fields(name: str, fields: PoolFields) -> DesiredPool:
     """The same of a spec alone. Raises InputError naming the field."""
     if not fields.vm_size and not fields.selector:
         raise InputError("say which machines: a VM size, or a selector of existing nodes", field="vmSize")
@@ -187,7 +187,7 @@ def read_fields(name: str, fields: PoolFields) -> PoolWish:
         tuple(read_taint(text, f"nodeTaints[{n}]") for n, text in enumerate(fields.node_taints)),
     )
     selector = None if fields.selector is None else MappingProxyType(_pairs(fields.selector, "selector"))
-    return PoolWish(spec, size, cut, selector, fields.idle_seconds)
+    return DesiredPool(spec, size, cut, selector, fields.idle_seconds)
 
 
 def read_taint(text: str, field: str) -> PoolTaint:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
 from gpuslice import names
-from gpuslice.capacity.nodepool import READY, SCALING, Condition, GPUNodePool, PoolStatus, PoolWish
+from gpuslice.capacity.nodepool import READY, SCALING, Condition, DesiredPool, GPUNodePool, PoolStatus
 from gpuslice.capacity.poolplan import PoolNode, Recut, Size
 from gpuslice.devices.migstate import MigState
 
@@ -18,7 +18,7 @@ LONGEST: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Content:
     """A condition's content: a word for programs, a sentence for people."""
 
     true: bool
@@ -26,39 +26,39 @@ class Said:
     message: str = ""
 
 
-def readiness(wish: PoolWish, nodes: Sequence[PoolNode], size: Size, recut: Recut) -> Said:
+def readiness(desired: DesiredPool, nodes: Sequence[PoolNode], size: Size, recut: Recut) -> Content:
     """The condition Ready: is everything as the spec says, and if not, what is being waited for?"""
     if recut.failed:
-        return Said(False, "CutFailed", recut.waits)
+        return Content(False, "CutFailed", recut.waits)
     unready = [node.name for node in nodes if not node.ready]
     if size.add:
         more = "1 more node is" if size.add == 1 else f"{size.add} more nodes are"
-        return Said(False, "NodesStarting", f"{more} being made")
-    if not nodes and wish.selector is not None:
-        labels = ", ".join(f"{key}={value}" for key, value in wish.selector.items())
-        return Said(False, "NoNodes", f"no node has the labels {labels}")
+        return Content(False, "NodesStarting", f"{more} being made")
+    if not nodes and desired.selector is not None:
+        labels = ", ".join(f"{key}={value}" for key, value in desired.selector.items())
+        return Content(False, "NoNodes", f"no node has the labels {labels}")
     if recut.waits:
-        return Said(False, "Cutting", recut.waits)
+        return Content(False, "Cutting", recut.waits)
     if size.retire:
-        return Said(
+        return Content(
             False, "NodesLeaving", f"these nodes go when their pods have moved: {', '.join(size.retire)}"
         )
     if unready:
-        return Said(False, "NodesStarting", f"not ready: {', '.join(unready)}")
-    return Said(True, "Ready")
+        return Content(False, "NodesStarting", f"not ready: {', '.join(unready)}")
+    return Content(True, "Ready")
 
 
-def scaling(wish: PoolWish, *, makes: bool) -> Said:
+def scaling(desired: DesiredPool, *, makes: bool) -> Content:
     """The condition Scaling: is the number of nodes ours to choose?"""
-    if makes and wish.selector is None:
-        low, high = wish.spec.min_count, wish.spec.max_count
+    if makes and desired.selector is None:
+        low, high = desired.spec.min_count, desired.spec.max_count
         if high is None:
-            return Said(True, "Fixed")
-        if names.MIG_POLICY in wish.spec.labels:
+            return Content(True, "Fixed")
+        if names.MIG_POLICY in desired.spec.labels:
             need = "as pods of whole GPUs or memory need them; pods that wait for MIG devices add none"
-            return Said(True, "Autoscaling", f"{low} to {high} nodes, {need}")
-        return Said(True, "Autoscaling", f"{low} to {high} nodes, as pods need them")
-    return Said(
+            return Content(True, "Autoscaling", f"{low} to {high} nodes, {need}")
+        return Content(True, "Autoscaling", f"{low} to {high} nodes, as pods need them")
+    return Content(
         False,
         "NotPossibleHere",
         "the pool is existing nodes, whose machines gpuslice does not make; "
@@ -67,7 +67,7 @@ def scaling(wish: PoolWish, *, makes: bool) -> Said:
 
 
 def status_of(
-    pool: GPUNodePool, nodes: Sequence[PoolNode] | None, said: dict[str, Said], *, now: str
+    pool: GPUNodePool, nodes: Sequence[PoolNode] | None, said: Mapping[str, Content], *, now: str
 ) -> PoolStatus | None:
     """The status to write; None if the pool has it already. A condition's time is that of its last flip.
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import msgspec
 
-from gpuslice.capacity.dressing import labels_of, new_node
-from gpuslice.capacity.nodepool import PoolWish
+from gpuslice.capacity.nodepatch import labels_of, new_node
+from gpuslice.capacity.nodepool import DesiredPool
 from gpuslice.cluster.annotations import encode_gpus
 from gpuslice.config.cluster import ClusterPlan, NodePlan, address, plugin_of
 from gpuslice.config.devices import DevicesFile, DevicesSpec
@@ -39,12 +39,12 @@ class SimulatedMachines:
     def running(self) -> Collection[str]:
         return self._numbers.keys()
 
-    async def start(self, name: str, wish: PoolWish) -> None:
+    async def start(self, name: str, desired: DesiredPool) -> None:
         if name in self._numbers:
             return
         first, taken = len(self._plan.nodes), set(self._numbers.values())
         number = next(n for n in range(first, first + len(taken) + 1) if n not in taken)
-        node = self._node(name, wish, number)
+        node = self._node(name, desired, number)
         self._nodes.add(node)
         self._nodes.switch_on(node)
         self._numbers[name] = number
@@ -54,23 +54,23 @@ class SimulatedMachines:
             await self._nodes.remove(name)
             del self._numbers[name]
 
-    def needed(self, pods: Sequence[Pod], wish: PoolWish, limit: int) -> Sequence[Sequence[Pod]]:
+    def needed(self, pods: Sequence[Pod], desired: DesiredPool, limit: int) -> Sequence[Sequence[Pod]]:
         if not pods or limit < 1:
             return ()
-        return self._estimator.needed(pods, self._template(wish), limit)
+        return self._estimator.needed(pods, self._template(desired), limit)
 
-    def _node(self, name: str, wish: PoolWish, number: int) -> NodePlan:
+    def _node(self, name: str, desired: DesiredPool, number: int) -> NodePlan:
         """The node with the device plugin's configuration that counts there, if there is one."""
-        plan = plan_of(name, wish, self._plan.unit, number)
+        plan = plan_of(name, desired, self._plan.unit, number)
         with suppress(InputError):  # then it gives out nothing, and says why
             return replace(plan, plugin=plugin_of(plan.labels, self._plan.plugin_configs))
         return plan
 
-    def _template(self, wish: PoolWish) -> Node:
+    def _template(self, desired: DesiredPool) -> Node:
         """How a node of the pool will look once its agent has offered its GPUs."""
-        plan = self._node(wish.spec.name, wish, 0)
+        plan = self._node(desired.spec.name, desired, 0)
         gpus = plan.offered(SimulatedDriver(plan.machine).query())
-        body = new_node(plan.name, wish)
+        body = new_node(plan.name, desired)
         body["metadata"]["annotations"] |= encode_gpus(gpus)
         node = NodeDescription(
             plan.name,
@@ -86,11 +86,11 @@ class SimulatedMachines:
         return msgspec.convert(body, Node)
 
 
-def plan_of(name: str, wish: PoolWish, unit: MemoryUnit, number: int) -> NodePlan:
+def plan_of(name: str, desired: DesiredPool, unit: MemoryUnit, number: int) -> NodePlan:
     """The simulated node: its GPUs are cut already, as those of a new machine of AKS are."""
-    size = wish.size
+    size = desired.size
     assert size is not None, "a pool whose machines are made has a VM size"
-    instances = wish.cut.instances if wish.cut is not None else None
+    instances = desired.cut.instances if desired.cut is not None else None
     gpus = (GpuEntry(size.gpu, size.gpus, mig=instances),)
     spec = DevicesSpec(gpus, memory_unit=str(unit), nvlinks=size.nvlinks)
     machine = DevicesFile(spec).machine(name)
@@ -99,10 +99,10 @@ def plan_of(name: str, wish: PoolWish, unit: MemoryUnit, number: int) -> NodePla
         size.vcpus * 1000,
         size.memory_gib * 1024,
         PODS,
-        labels_of(wish, made=True),
+        labels_of(desired, made=True),
         (),  # its Node has them already
         inventory_of(machine.gpus, unit, field=name),
         machine,
         address(number),
-        wish.spec.mig_strategy,
+        desired.spec.mig_strategy,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuslice import names
-from gpuslice.capacity.dressing import undress
+from gpuslice.capacity.nodepatch import release_patch
 from gpuslice.devices.labels import owned
 from gpuslice.errors import Conflict, NotFound
 from gpuslice.kube.client import Client
@@ -28,7 +28,7 @@ async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
 
     What kubelet itself says of the resources (aliyun.com/gpu-mem, nvidia.com/gpu) goes with the plugins.
     """
-    nodes = [await _undressed(client, node) for node in (await client.list(Node)).items]
+    nodes = [await _release_patched(client, node) for node in (await client.list(Node)).items]
     cleaned = [node.name for node in nodes if await _clean(client, node)]
     done = [
         f"node {name}: no annotations and labels of ours, no {names.GPU_COUNT}, no condition {CONDITION}"
@@ -44,11 +44,11 @@ async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
     return done
 
 
-async def _undressed(client: Client, node: Node) -> Node:
+async def _release_patched(client: Client, node: Node) -> Node:
     """The node without what its pool put on it; as it was if it goes meanwhile."""
     while names.POOL_RECORD in node.annotations:
         try:
-            return await client.patch(Node, node.name, undress(node))
+            return await client.patch(Node, node.name, release_patch(node))
         except NotFound:
             return node
         except Conflict:

@@ -11,13 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from gpuslice import names
-from gpuslice.capacity.dressing import read_record
+from gpuslice.capacity.nodepatch import read_record
 from gpuslice.capacity.nodepool import (
     POOLS,
     READY,
+    DesiredPool,
     GPUNodePool,
     PoolFields,
-    PoolWish,
     pool_object,
     read_fields,
 )
@@ -148,7 +148,7 @@ class PoolDesk:
             await self._clock.sleep(LOOK_SECONDS)
 
 
-def read_options(name: str, fields: PoolFields) -> PoolWish:
+def read_options(name: str, fields: PoolFields) -> DesiredPool:
     """`read_fields`. Raises InputError that names the option, where the field has one."""
     try:
         return read_fields(name, fields)

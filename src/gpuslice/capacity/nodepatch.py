@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gpuslice import names
-from gpuslice.capacity.nodepool import PoolWish
+from gpuslice.capacity.nodepool import DesiredPool
 from gpuslice.cluster.text import decode
 from gpuslice.devices.migstate import MigState
 from gpuslice.devices.sharing import MigStrategy
@@ -20,7 +20,7 @@ from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Taint, Wire
 
 
-class Record(Wire, frozen=True, gc=False):
+class NodeRecord(Wire, frozen=True, gc=False):
     """The annotation. `made`: the machine was made for the pool. `config`: how the GPUs were told to be cut.
 
     `uid` is the pool's: another of the same name is another pool. `cordoned`: by us, so that it is ours to
@@ -36,26 +36,26 @@ class Record(Wire, frozen=True, gc=False):
     cordoned: bool = False
 
 
-_decoder: Final = msgspec.json.Decoder(Record)
+_decoder: Final = msgspec.json.Decoder(NodeRecord)
 
 
-def read_record(node: Node) -> Record:
+def read_record(node: Node) -> NodeRecord:
     """What a pool wrote on the node; an empty record if none did, or if it cannot be read."""
     try:
         return decode(_decoder, node.annotations.get(names.POOL_RECORD, "{}"))
     except InputError:
-        return Record()
+        return NodeRecord()
 
 
-def labels_of(wish: PoolWish, *, made: bool) -> dict[str, str]:
+def labels_of(desired: DesiredPool, *, made: bool) -> dict[str, str]:
     """The labels that every node of the pool has."""
-    name = wish.spec.name
+    name = desired.spec.name
     own = {names.POOL: name}
     if made:
-        own |= {names.AKS_POOL: name, names.INSTANCE_TYPE: wish.spec.node_vm_size}
-    if wish.spec.gpu_instance_profile is None and wish.spec.mig_strategy is not MigStrategy.NONE:
-        own[names.MIG_STRATEGY] = wish.spec.mig_strategy.value  # whoever cuts them, so they are counted
-    return {**wish.spec.labels, **own}
+        own |= {names.AKS_POOL: name, names.INSTANCE_TYPE: desired.spec.node_vm_size}
+    if desired.spec.gpu_instance_profile is None and desired.spec.mig_strategy is not MigStrategy.NONE:
+        own[names.MIG_STRATEGY] = desired.spec.mig_strategy.value  # whoever cuts them, so they are counted
+    return {**desired.spec.labels, **own}
 
 
 def mig_labels(config: str, strategy: str) -> dict[str, str]:
@@ -63,15 +63,15 @@ def mig_labels(config: str, strategy: str) -> dict[str, str]:
     return {names.MIG_CONFIG: config, names.MIG_STRATEGY: strategy}
 
 
-def dress(
-    node: Node, wish: PoolWish, *, cordon: bool, tell: tuple[str, str] | None = None
+def node_patch(
+    node: Node, desired: DesiredPool, *, cordon: bool, tell: tuple[str, str] | None = None
 ) -> dict[str, Any] | None:
     """The patch that makes a node look as its pool wants, None if it does.
 
     `tell`: the configuration and the strategy of MIG that it is to have from now on.
     """
     record = read_record(node)
-    labels = labels_of(wish, made=record.made)
+    labels = labels_of(desired, made=record.made)
     changes: dict[str, str | None] = {
         key: value for key, value in labels.items() if node.labels.get(key) != value
     }
@@ -86,10 +86,10 @@ def dress(
             # The state of before must not be taken for the answer.
             changes[names.MIG_CONFIG_STATE] = MigState.PENDING
             annotations[names.MIG_CONFIG_REASON] = None
-    taints = tuple(str(taint) for taint in wish.spec.taints)
-    wanted = Record(
-        wish.spec.name,
-        wish.uid,
+    taints = tuple(str(taint) for taint in desired.spec.taints)
+    wanted = NodeRecord(
+        desired.spec.name,
+        desired.uid,
         record.made,
         tuple(sorted(labels)),
         taints,
@@ -103,7 +103,7 @@ def dress(
     )
 
 
-def undress(node: Node) -> dict[str, Any]:
+def release_patch(node: Node) -> dict[str, Any]:
     """The patch that takes off what a pool put on; how the GPUs are cut stays as it is."""
     record = read_record(node)
     changes: dict[str, str | None] = {key: None for key in record.labels if key in node.labels}
@@ -118,18 +118,18 @@ def undress(node: Node) -> dict[str, Any]:
     return patch
 
 
-def new_node(name: str, wish: PoolWish) -> dict[str, Any]:
+def new_node(name: str, desired: DesiredPool) -> dict[str, Any]:
     """The Node of a machine that is to be made."""
-    labels = labels_of(wish, made=True)
-    config = wish.cut.config if wish.cut is not None else ""
-    taints = tuple(str(taint) for taint in wish.spec.taints)
-    record = Record(wish.spec.name, wish.uid, True, tuple(sorted(labels)), taints, config)
+    labels = labels_of(desired, made=True)
+    config = desired.cut.config if desired.cut is not None else ""
+    taints = tuple(str(taint) for taint in desired.spec.taints)
+    record = NodeRecord(desired.spec.name, desired.uid, True, tuple(sorted(labels)), taints, config)
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": name,
-            "labels": {**labels, **(mig_labels(config, wish.spec.mig_strategy.value) if config else {})},
+            "labels": {**labels, **(mig_labels(config, desired.spec.mig_strategy.value) if config else {})},
             "annotations": {names.POOL_RECORD: msgspec.json.encode(record).decode()},
         },
         "spec": {"taints": [_taint(_read(text)) for text in taints]} if taints else {},
@@ -158,7 +158,7 @@ def _patch(
     return {"metadata": metadata, **({"spec": spec} if spec else {})}
 
 
-def _cordon(node: Node, record: Record, cordon: bool) -> bool | None:
+def _cordon(node: Node, record: NodeRecord, cordon: bool) -> bool | None:
     if cordon and not node.spec.unschedulable:
         return True
     return False if record.cordoned and not cordon and node.spec.unschedulable else None

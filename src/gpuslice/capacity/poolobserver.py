@@ -1,4 +1,4 @@
-"""The nodes and pods of the cluster as pools look at them, kept up to date by a feed."""
+"""How a pool's nodes are: what the cluster shows of them, and since when."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuslice import names
-from gpuslice.capacity.dressing import read_record
-from gpuslice.capacity.nodepool import PoolWish
+from gpuslice.capacity.nodepatch import read_record
+from gpuslice.capacity.nodepool import DesiredPool
 from gpuslice.capacity.poolplan import PoolNode
 from gpuslice.capacity.vmsizes import DISABLED, cut_of
 from gpuslice.clock import Clock
@@ -27,8 +27,8 @@ AGENTS_STRATEGY: Final = "nvidia.com/mig.strategy"
 """Labels of GPU feature discovery: the GPUs' model, and how the agent counts MIG devices."""
 
 
-class PoolWorld:
-    """Synchronous, for one event loop. Remembers since when nodes are empty or cordoned, and pods bound."""
+class PoolObserver:
+    """Remembers since when nodes are empty or cordoned, and pods bound. For one event loop."""
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
         self.patched: set[str] = set()
@@ -40,14 +40,13 @@ class PoolWorld:
         self._cordoned_since: dict[str, float] = {}
         self._bound_at: dict[str, float] = {}  # uid -> when the pod was first seen on its node
 
-    def heed(self, change: Change) -> None:
+    def on_change(self, change: Change) -> None:
         """Remember the time of a change."""
         now = self._clock.monotonic()
         match change.kind, change.object:
             case "node", Node() as node:
-                (self.patched.add if names.POOL_RECORD in node.annotations else self.patched.discard)(
-                    node.name
-                )
+                note = self.patched.add if names.POOL_RECORD in node.annotations else self.patched.discard
+                note(node.name)
                 self._empty_since.setdefault(node.name, now)
                 if node.spec.unschedulable:
                     self._cordoned_since.setdefault(node.name, now)
@@ -83,17 +82,16 @@ class PoolWorld:
             for pod in self.pods_on(node)
         )
 
-    def look(self, name: str, wish: PoolWish) -> PoolNode:
-        """A node as the plans see it. Raises InputError naming the node if its GPUs cannot be as wished."""
-        node = self._cluster.node(name) or Node()
-        record = read_record(node)
+    def observe(self, node: Node, desired: DesiredPool) -> PoolNode:
+        """A node as the plans see it. Raises InputError naming the node if its GPUs cannot be as desired."""
+        name, record = node.name, read_record(node)
         view = self._cluster.snapshot(name)
         gpus = () if view is None else view.gpus
         available = sum(gpu.availability.ok for gpu in gpus)
         strategy = node.labels.get(names.MIG_STRATEGY) or node.labels.get(AGENTS_STRATEGY, "")
-        wanted, wanted_strategy = "", wish.spec.mig_strategy.value
-        if wish.spec.gpu_instance_profile is not None:
-            wanted = self._config(node, wish)
+        wanted, wanted_strategy = "", desired.spec.mig_strategy.value
+        if desired.spec.gpu_instance_profile is not None:
+            wanted = self._config(node, desired)
         elif record.config:
             # With no profile any more the GPUs become whole; of whole ones every strategy says the same.
             wanted, wanted_strategy = DISABLED, strategy or MigStrategy.SINGLE.value
@@ -126,32 +124,32 @@ class PoolWorld:
             idle_s=0.0 if pods else now - since,
         )
 
-    def _config(self, node: Node, wish: PoolWish) -> str:
-        if wish.cut is not None:
-            return wish.cut.config
-        assert wish.spec.gpu_instance_profile is not None
-        return cut_of(_model(node), wish.spec.gpu_instance_profile, field=f"node {node.name}").config
+    def _config(self, node: Node, desired: DesiredPool) -> str:
+        if desired.cut is not None:
+            return desired.cut.config
+        assert desired.spec.gpu_instance_profile is not None
+        return cut_of(_model(node), desired.spec.gpu_instance_profile, field=f"node {node.name}").config
 
 
-def members(nodes: Iterable[Node], wish: PoolWish, *, makes: bool) -> list[str]:
-    """The names of a pool's nodes, sorted. A node is in one pool only.
+def members(nodes: Iterable[Node], desired: DesiredPool, *, makes: bool) -> list[Node]:
+    """Those of the nodes that are a pool's. A node is in one pool only.
 
     `makes`: the machines of pools without a selector are ours to make. Where they are not, the pool is the
     nodes that say so, as AKS's do.
     """
-    name = wish.spec.name
+    name = desired.spec.name
     found = []
     for node in nodes:
         record = read_record(node)
-        if record.pool and (record.pool, record.uid) != (name, wish.uid):
+        if record.pool and (record.pool, record.uid) != (name, desired.uid):
             continue
-        if wish.selector is not None:
-            suits = all(node.labels.get(key) == value for key, value in wish.selector.items())
+        if desired.selector is not None:
+            suits = all(node.labels.get(key) == value for key, value in desired.selector.items())
         else:
             suits = not makes and name in (node.labels.get(names.POOL), node.labels.get(names.AKS_POOL))
         if suits or (record.made and record.pool == name):
-            found.append(node.name)
-    return sorted(found)
+            found.append(node)
+    return found
 
 
 def _model(node: Node) -> GpuModel:

@@ -7,7 +7,7 @@ import pytest
 
 from gpuslice import names
 from gpuslice.capacity.nodepool import PoolFields, read_fields
-from gpuslice.capacity.poolworld import PoolWorld
+from gpuslice.capacity.poolobserver import PoolObserver
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_gpus
 from gpuslice.cluster.state import Cluster
@@ -37,6 +37,6 @@ def test_an_agent_has_answered_when_what_has_to_go_is_closed_not_when_a_gpu_is_s
     )
     cluster = Cluster(clock=SystemClock())
     cluster.set_node(node)
-    world = PoolWorld(cluster, SystemClock())
+    observer = PoolObserver(cluster, SystemClock())
     fields = PoolFields(selector={"rack": "r1"}, vm_size="Standard_ND96asr_v4", gpu_instance_profile="MIG1g")
-    assert world.look("a", read_fields("p", fields)).answered is answered
+    assert observer.observe(node, read_fields("p", fields)).answered is answered
