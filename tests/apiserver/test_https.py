@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import ssl
 import stat
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +13,7 @@ import httpx2
 import msgspec
 import pytest
 from apikit import PODS, Api, deployment, new_ids, pod
+from foreign import program
 from test_kinds import definition
 
 from gpuslice.clock import SystemClock
@@ -83,13 +83,8 @@ class Served:
 
     async def kubectl(self, *words: str, stdin: str = "", ok: bool = True) -> str:
         """Run the real kubectl; its output, both streams together."""
-        program = shutil.which("kubectl")
-        if program is None:
-            if os.environ.get("CI"):
-                pytest.fail("kubectl is not on the PATH: CI must have one, these tests are what it is for")
-            pytest.skip("kubectl is not on the PATH")
         process = await asyncio.create_subprocess_exec(
-            program, *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            program("kubectl"), *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent), "PATH": os.environ["PATH"]},
         )  # fmt: skip

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from foreign import program
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "gpuslice"
@@ -128,21 +125,10 @@ class Refused(Exception):
     """helm said no; the text is its sentence."""
 
 
-@cache
-def helm() -> str:
-    """The real helm: `HELM`, else the one on the PATH."""
-    program = os.environ.get("HELM") or shutil.which("helm")
-    if program is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no helm: the chart cannot be checked")
-        pytest.skip("there is no helm; `make test` fetches one")
-    return program
-
-
 def render(case: Case, chart: Path = CHART) -> str:
     """What helm would install. Raises Refused."""
     values = yaml.safe_dump(case.values)
-    command = [helm(), "template", case.release, str(chart), "--namespace", case.namespace]
+    command = [program("helm"), "template", case.release, str(chart), "--namespace", case.namespace]
     command += ["--kube-version", case.kubernetes, "--values", "-"]
     if "devices" not in case.values.get("agent", {}):
         command += ["--set-file", f"agent.devices.simulated={DEVICES}"]

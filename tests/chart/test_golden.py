@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from chart_world import CASES, GOLDEN, ROOT, find, helm, objects, render
+from chart_world import CASES, GOLDEN, ROOT, find, objects, render
+from foreign import program
 
 from gpuslice.clock import SystemClock
 from gpuslice.local.apiserver.api.app import ApiServer
@@ -72,7 +73,7 @@ def test_the_manifests_are_in_step_with_the_chart(wiring: str, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "manifests", raising=False)
     import manifests
 
-    assert (manifests.FOLDER / f"{wiring}.yaml").read_text() == manifests.render(helm(), wiring), (
+    assert (manifests.FOLDER / f"{wiring}.yaml").read_text() == manifests.render(program("helm"), wiring), (
         "run `make manifests`"
     )
     assert set(manifests.WIRINGS) == {file.stem for file in manifests.FOLDER.iterdir()}

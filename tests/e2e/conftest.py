@@ -6,7 +6,6 @@ It needs Linux, root and (once) Go. Where these are missing it is skipped with t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,7 +82,5 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
 
 def cannot(sentence: str) -> None:
-    """Skip with a sentence; in CI fail with it."""
-    if os.environ.get("CI", "").lower() in ("true", "1"):
-        pytest.fail(sentence, pytrace=False)
+    """Skip with a sentence (in CI that fails: tests/conftest.py)."""
     pytest.skip(sentence)

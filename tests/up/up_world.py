@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-import pytest
+from foreign import program
 
 from gpuslice.clock import SystemClock
 from gpuslice.config.cluster import ClusterFile
@@ -46,11 +45,7 @@ class Kubectl:
     """The real kubectl: `KUBECTL`, else the one on the PATH."""
 
     def __init__(self, kubeconfig: Path, home: Path) -> None:
-        program = os.environ.get("KUBECTL") or shutil.which("kubectl")
-        if program is None:
-            assert os.environ.get("CI") != "true", "there is no kubectl here, and this is CI"
-            pytest.skip("there is no kubectl here")
-        self._program = program
+        self._program = program("kubectl")
         self._env = {**os.environ, "KUBECONFIG": str(kubeconfig), "HOME": str(home)}
 
     async def run(self, *words: str, stdin: str = "") -> Ran:
