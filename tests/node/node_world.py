@@ -21,7 +21,7 @@ from gpuslice.kube.wire import Pod
 from gpuslice.local.kubelet.devicemanager import AllocationError, Ask, DeviceManager, Holding, Reusable
 from gpuslice.names import GPU_MEM, WHOLE_GPU
 from gpuslice.node.grants.deviceids import DeviceIds
-from gpuslice.node.grants.held import Held, Refusal, Unsure
+from gpuslice.node.grants.held import Held, Unsure
 from gpuslice.node.grants.identity import Identity
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.nodepod import NodePod, read_pod
@@ -33,6 +33,7 @@ from gpuslice.node.kubelet.messages import (
     PodResources,
 )
 from gpuslice.node.report.publishing import corrections
+from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import kind_of
 
 
@@ -326,14 +327,14 @@ class NodeWorld:
         if isinstance(plan, Ask):
             plan = self.manager.settle(plan, self.prefer(plan))
         answer = self.ledger.allocate(kind_of(resource), plan.ids, self.seen, self.now)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Verdict):
             self.look_again()
             answer = self.ledger.allocate(kind_of(resource), plan.ids, self.seen, self.now)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Verdict):
             self.reconcile(fresh=True)
             answer = self.ledger.allocate(kind_of(resource), plan.ids, self.seen, self.now)
-        if isinstance(answer, Refusal):
-            raise AllocationError(answer.sentence)
+        if isinstance(answer, Verdict):
+            raise AllocationError(answer.message)
         assert not plan.ids & self.in_others_hands(run.uid), "given out twice"
         if crash:
             raise KubeletCrashError
@@ -346,19 +347,19 @@ class NodeWorld:
         answer = self.ledger.prefer(
             kind_of(ask.resource), ask.available, ask.must_include, ask.size, self.seen
         )
-        if isinstance(answer, Refusal) or self.ledger.is_doubtful(self.seen):
+        if isinstance(answer, Verdict) or self.ledger.is_doubtful(self.seen):
             self.look_again()
             self.reconcile(fresh=True)
             answer = self.ledger.prefer(
                 kind_of(ask.resource), ask.available, ask.must_include, ask.size, self.seen
             )
-        if isinstance(answer, Refusal):
-            raise AllocationError(answer.sentence)
+        if isinstance(answer, Verdict):
+            raise AllocationError(answer.message)
         assert len(answer) == ask.size
         assert ask.must_include <= set(answer) <= ask.available
         return answer
 
-    def pre_start(self, uid: str, part: Part) -> Identity | Refusal:
+    def pre_start(self, uid: str, part: Part) -> Identity | Verdict:
         """kubelet is about to start one container."""
         resource = GPU_MEM if part.units else part.resource
         ids = self.manager.held(uid, part.name, resource)
@@ -376,7 +377,7 @@ class NodeWorld:
 
     def _identify(
         self, resource: str, ids: frozenset[str], listing: list[PodResources]
-    ) -> Identity | Refusal:
+    ) -> Identity | Verdict:
         answer = self.ledger.identify(kind_of(resource), ids, listing, self.seen, self.now, fresh=False)
         if isinstance(answer, Unsure):
             self.look_again()
@@ -384,7 +385,7 @@ class NodeWorld:
         assert not isinstance(answer, Unsure)
         return answer
 
-    def start(self, uid: str) -> list[Identity | Refusal]:
+    def start(self, uid: str) -> list[Identity | Verdict]:
         """Start all containers of a pod."""
         answers = [self.pre_start(uid, part) for part in self.runs[uid].order]
         if all(isinstance(answer, Identity) for answer in answers):

@@ -10,11 +10,11 @@ from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.state import Cluster
 from gpuslice.kube.wire import Pod
-from gpuslice.node.grants.held import Refusal
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.nodepod import NodePod, read_pod
 from gpuslice.node.kubelet.messages import ContainerDevices, ContainerResources, PodResources
 from gpuslice.node.report.publishing import corrections
+from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import SHARES
 
 
@@ -29,10 +29,10 @@ def test_what_gpushares_pods_hold_is_not_given_to_a_pod_that_nobody_placed() -> 
     everything = [i for gpu in ledger.gpus.gpus for i in ledger.ids.of(SHARES, gpu)]
     stray = read_pod(msgspec.convert(manifest("stray", "stray", app(7)), Pod), ledger.gpus)
     given = ledger.prefer(SHARES, everything, (), 7, {"uid": pod, "stray": stray})
-    assert not isinstance(given, Refusal)
+    assert not isinstance(given, Verdict)
     assert {ledger.ids.locate(SHARES, i) for i in given} == {ledger.gpus.gpus[0].uuid}
     stray = read_pod(msgspec.convert(manifest("stray", "stray", app(16)), Pod), ledger.gpus)
-    assert isinstance(ledger.prefer(SHARES, everything, (), 16, {"uid": pod, "stray": stray}), Refusal)
+    assert isinstance(ledger.prefer(SHARES, everything, (), 16, {"uid": pod, "stray": stray}), Verdict)
 
 
 def taken_over(*, units: int, index: int) -> tuple[Ledger, NodePod]:

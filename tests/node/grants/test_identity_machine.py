@@ -256,7 +256,7 @@ class Node(RuleBasedStateMachine):
             if isinstance(answer, Identity):
                 assert answer.pod.uid == uid or self._nameless(uid, answer.pod.uid)
             else:
-                assert any(cause in answer.sentence for cause in JUST_CAUSES), answer.sentence
+                assert any(cause in answer.message for cause in JUST_CAUSES), answer.message
         run = self.world.runs[uid]
         for name, gpus in self.world.gpus_of(uid).items():
             part = next(p for p in run.parts if p.name == name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from node_world import NodeWorld, Part, app
 
-from gpuslice.node.grants.held import Refusal
 from gpuslice.node.grants.identity import Identity
 from gpuslice.node.grants.ledger import SETTLED_SECONDS, STRANGER_SECONDS
+from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import SHARES
 
 INIT_ONLY = (Part("i", 5, init=True), Part("c0"))
@@ -135,8 +135,8 @@ def test_an_unlisted_container_does_not_start_on_ids_that_another_pod_has() -> N
     other = make(world, app(3))
     assert world.admit(other)
     (answer,) = world.start(starter)
-    assert isinstance(answer, Refusal)
-    assert "kubelet gave ids of this container to default/p2" in answer.sentence
+    assert isinstance(answer, Verdict)
+    assert "kubelet gave ids of this container to default/p2" in answer.message
 
 
 def test_an_init_container_restarts_whatever_became_of_the_pod_whose_name_it_had() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from gpuslice.devices.found import FoundGpu, Link, Nearness
 from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
-from gpuslice.node.grants.held import Refusal
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.nodepod import NodePod
+from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.kinds import WHOLE_GPUS
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
@@ -50,7 +50,7 @@ def test_what_the_scheduler_planned_wins(ledger: Ledger) -> None:
     assert ledger.prefer(WHOLE_GPUS, ALL, (), 2, {"uid": pod}) == ("GPU-0", "GPU-1")
     other = replace(pod, uid="other", name="b", planned=None, since=2)
     taken = ledger.allocate(WHOLE_GPUS, ("GPU-0", "GPU-1"), {"uid": pod}, 0.0)
-    assert not isinstance(taken, Refusal)
+    assert not isinstance(taken, Verdict)
     left = ledger.prefer(WHOLE_GPUS, ALL[2:], (), 2, {"uid": pod, "other": other})
     assert left == ("GPU-2", "GPU-3")
 
@@ -70,8 +70,8 @@ def test_replicas_are_of_different_gpus_by_policy(packed: bool, chosen: tuple[st
     ledger.allocate(WHOLE_GPUS, ["GPU-0::0"], {}, 0.0)
     assert ledger.prefer(WHOLE_GPUS, uuids[1:], (), 2, {}) == chosen
     refused = ledger.prefer(WHOLE_GPUS, uuids[1:], (), 4, {})
-    assert isinstance(refused, Refusal)
-    assert "as many different GPUs; 3 have one that is free" in refused.sentence
+    assert isinstance(refused, Verdict)
+    assert "as many different GPUs; 3 have one that is free" in refused.message
     both = ledger.prefer(WHOLE_GPUS, uuids[1:], ("GPU-1::1",), 2, {})
-    assert not isinstance(both, Refusal)
+    assert not isinstance(both, Verdict)
     assert {one[:5] for one in both} == {"GPU-1", "GPU-0" if packed else "GPU-2"}

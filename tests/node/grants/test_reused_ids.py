@@ -77,7 +77,7 @@ shapes = pytest.mark.parametrize(
 
 def assert_starts(world: NodeWorld, uid: str, part: Part) -> None:
     answer = world.pre_start(uid, part)
-    assert isinstance(answer, Identity), f"{part.name}: {answer.sentence}; kubelet: {world.held(uid)}"
+    assert isinstance(answer, Identity), f"{part.name}: {answer.message}; kubelet: {world.held(uid)}"
     assert answer.pod.uid == uid
     assert answer.held.ids == world.held(uid)[part.name]
 

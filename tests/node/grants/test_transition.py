@@ -11,10 +11,11 @@ from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.devices.offered import offered
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.node.discovery.simulated import SimulatedDriver
-from gpuslice.node.grants.held import Held, Refusal
+from gpuslice.node.grants.held import Held
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.transition import CHANGING
 from gpuslice.node.kubelet.messages import ContainerDevices, ContainerResources, PodResources
+from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.kinds import REPLICAS, SHARES, WHOLE_GPUS, Kind
 
 HEAD = "apiVersion: gpuslice.io/v1alpha1\nkind: Devices\nspec: {gpus: "
@@ -73,7 +74,7 @@ def test_replicas_of_a_gpu_in_use_wait_until_it_is_free(kind: Kind) -> None:
     assert kept is not None, "who holds it is still known"
     assert (kept.index, kept.availability) == (0, closed(CHANGING))
     refused = ledger.allocate(WHOLE_GPUS, ["GPU-a::1"], {}, 0.0)
-    assert refused == Refusal(f"GPU 3 gets no container; it is closed: {CHANGING}")
+    assert refused == Verdict(Code.CLOSED, f"GPU 3 gets no container; it is closed: {CHANGING}")
     end(ledger)
     assert healthy(ledger) == [*A_FREE, *B_FREE]
     assert ledger.gpus == FOUR

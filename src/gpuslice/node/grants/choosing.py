@@ -16,12 +16,12 @@ from gpuslice.devices.inventory import Apart, NodeGpus
 from gpuslice.devices.preferred import nearest
 from gpuslice.devices.sharing import device_of
 from gpuslice.node.grants.deviceids import DeviceIds
-from gpuslice.node.grants.held import Held, Owner, Refusal, WaitingContainer
+from gpuslice.node.grants.held import GrantCode, Held, Owner, WaitingContainer
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.placement.node import place
 from gpuslice.placement.room import GpuRoom
-from gpuslice.placement.verdict import Verdict
-from gpuslice.placement.whole import pick
+from gpuslice.placement.verdict import Code, Verdict, unavailable
+from gpuslice.placement.whole import lacking, pick
 from gpuslice.requests.kinds import Kind
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 
@@ -52,7 +52,7 @@ class Question:
         for holding in self.held:
             if holding.kind == self.kind:
                 taken |= holding.ids
-            if holding.kind != self.kind or self.kind.whole:
+            if self.kind.whole or holding.bars(self.kind):
                 shut |= holding.gpus.keys()
         found = self.ids.per_gpu(self.kind, [one for one in self.available if one not in taken])
         object.__setattr__(self, "free", {uuid: ids for uuid, ids in found.items() if uuid not in shut})
@@ -121,32 +121,37 @@ class Question:
         return promised, busy
 
 
-def beside(question: Question, kept: Sequence[str]) -> tuple[str, ...] | Refusal:
+def beside(question: Question, kept: Sequence[str]) -> tuple[str, ...] | Verdict:
     """Ids for a container that must include those its pod's init containers leave to it (`kept`)."""
     where = question.ids.per_gpu(question.kind, kept)
     shut = [gpu for uuid in where if (gpu := question.gpus.find(uuid)) is not None and not gpu.available]
     if shut:
-        return Refusal(f"GPU {shut[0].index}, which the pod's init container used, is {shut[0].availability}")
+        return Verdict(
+            unavailable(shut[0].availability.closed),
+            f"GPU {shut[0].index}, which the pod's init container used, is {shut[0].availability}",
+        )
     missing = question.size - len(kept)
     if question.kind.whole:
         spare = _more(question, kept, missing)
     elif len(where) == 1:
         spare = [one for one in question.free.get(next(iter(where)), ()) if one not in kept]
     else:
-        return Refusal(
-            "the init containers of this pod hold ids of several GPUs; delete the pod and start it again"
+        return Verdict(
+            GrantCode.SCATTERED,
+            "the init containers of this pod hold ids of several GPUs; delete the pod and start it again",
         )
     if len(spare) < missing:
-        return Refusal(
+        return Verdict(
+            Code.INSUFFICIENT,
             f"the container needs {question.say(missing)} beside what its pod's init container leaves to it, "
-            f"but only {question.say(len(spare))} are free there"
+            f"but only {question.say(len(spare))} are free there",
         )
     return (*kept, *spare[:missing])
 
 
 def choose(
     question: Question, waiting: Sequence[WaitingContainer]
-) -> tuple[tuple[str, ...], Owner | None] | Refusal:
+) -> tuple[tuple[str, ...], Owner | None] | Verdict:
     """The ids and the container that they are probably for, or why there are none.
 
     Where nobody planned it, whole GPUs are near to each other.
@@ -268,7 +273,7 @@ def _rest(one: WaitingContainer, kind: Kind) -> PodRequest:
     return PodRequest(tuple(container for container in later if container.kind == kind))
 
 
-def _why_not(question: Question, waiting: Sequence[WaitingContainer]) -> Refusal:
+def _why_not(question: Question, waiting: Sequence[WaitingContainer]) -> Verdict:
     across = waiting[0].container.across if waiting else 1
     size, free, kind = question.size, question.free, question.kind
     if kind.whole:
@@ -276,21 +281,24 @@ def _why_not(question: Question, waiting: Sequence[WaitingContainer]) -> Refusal
         of_kind = sum(map(kind.is_offered_by, gpus))
         apart = {g.apart for g in gpus if g.uuid in free} - {Apart.NO}
         if apart and size > 1 and len(free) >= size:
-            return Refusal(
+            return Verdict(
+                Code.SAME_DEVICE,
                 f"invalid request: maximum request size for shared resources is 1; found {size}"
                 if Apart.ALONE in apart
                 else f"the container asks for {size} {kind.resource}, which are to be of as many different "
                 f"GPUs; {len({device_of(uuid) for uuid in free})} have one that is free and not promised to "
-                "others"
+                "others",
             )
-        return Refusal(
+        return Verdict(
+            lacking(kind.resource),
             f"the container asks for {question.say(size)}, but {len(free)} of this node's "
-            f"{of_kind} are available, free of shares and not promised to other pods"
+            f"{of_kind} are available, free of shares and not promised to other pods",
         )
     each = size // across
     most = max((len(mine) for mine in free.values()), default=0)
     where = f"on each of {across} GPUs" if across > 1 else "of one GPU"
-    return Refusal(
+    return Verdict(
+        Code.INSUFFICIENT,
         f"the container asks for {question.say(each)} {where}, but no such room is left on this node: the "
-        f"GPU with the most has {question.say(most)} free, part of which may be promised to other pods"
+        f"GPU with the most has {question.say(most)} free, part of which may be promised to other pods",
     )

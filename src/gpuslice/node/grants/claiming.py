@@ -5,26 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuslice.devices.inventory import NodeGpus
-from gpuslice.node.grants.held import Held, Owner, Refusal, WaitingContainer, is_init, is_over
+from gpuslice.node.grants.held import GrantCode, Held, Owner, WaitingContainer, is_init, is_over
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.node.grants.table import GrantTable
+from gpuslice.placement.verdict import Verdict, unavailable
 from gpuslice.requests.kinds import Kind
 from gpuslice.requests.pod import Role
 
 
 def closed(
     table: GrantTable, kind: Kind, gpus: Mapping[str, int], pods: Mapping[str, NodePod]
-) -> Refusal | None:
+) -> Verdict | None:
     """Why one of these GPUs must not give out anything of this kind."""
     for uuid in gpus:
         gpu = table.ids.gpus.find(uuid)
         if gpu is None:
-            return Refusal(f"GPU {uuid} is not there any more and gets no container")
+            return Verdict(GrantCode.GPU_GONE, f"GPU {uuid} is not there any more and gets no container")
         if not gpu.available:
-            return Refusal(f"GPU {gpu.index} gets no container; it is {gpu.availability}")
-        if any(uuid in h.gpus and h.kind != kind and not is_over(h, pods) for h in table.held()):
+            return Verdict(
+                unavailable(gpu.availability.closed),
+                f"GPU {gpu.index} gets no container; it is {gpu.availability}",
+            )
+        if any(uuid in h.gpus and h.bars(kind) and not is_over(h, pods) for h in table.held()):
             how = "shared" if kind.whole else "held whole"
-            return Refusal(f"GPU {gpu.index} is {how} by another container; it can be used in one way only")
+            return Verdict(
+                GrantCode.OTHER_USE,
+                f"GPU {gpu.index} is {how} by another container; it can be used in one way only",
+            )
     return None
 
 
@@ -85,7 +92,7 @@ def _run(
 
 def claimant(
     table: GrantTable, kind: Kind, size: int, gpus: Mapping[str, int], waiting: Sequence[WaitingContainer]
-) -> Owner | Refusal | None:
+) -> Owner | Verdict | None:
     """Who gets ids that nobody holds: of those that wait for as much, the likeliest that they suit."""
     if kind.whole:
         return waiting[0].owner if waiting else None
@@ -94,23 +101,25 @@ def claimant(
     if len(gpus) > 1 and not suited:
         return scattered(table.ids.gpus, gpus, size)
     if waiting and not suited:
-        return Refusal(
+        return Verdict(
+            GrantCode.SCATTERED,
             f"the container is to have its memory on {waiting[0].container.across} GPUs, but kubelet "
-            "gives out all that is left, which is on one"
+            "gives out all that is left, which is on one",
         )
     planned = [one for one in suited if set(one.planned) == set(gpus)]
     best = next(iter(planned or suited), None)
     return best.owner if best else None
 
 
-def scattered(node: NodeGpus, gpus: Mapping[str, int], size: int) -> Refusal:
+def scattered(node: NodeGpus, gpus: Mapping[str, int], size: int) -> Verdict:
     """What is left does not lie on as few GPUs as it must."""
     parts = ", ".join(
         f"{node.unit.say(count)} on GPU {gpu.index}"
         for uuid, count in gpus.items()
         if (gpu := node.find(uuid)) is not None
     )
-    return Refusal(
+    return Verdict(
+        GrantCode.SCATTERED,
         f"the container asks for {node.unit.say(size)} of one GPU's memory, but what is left lies "
-        f"apart: {parts}"
+        f"apart: {parts}",
     )

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Final
 
 from gpuslice.node.grants.nodepod import NodePod
+from gpuslice.placement.verdict import Reason
 from gpuslice.requests.kinds import Kind
 from gpuslice.requests.pod import ContainerRequest, Role
 
@@ -39,12 +40,22 @@ class Held:
     call: int
     since: float
 
+    def bars(self, kind: Kind) -> bool:
+        """A GPU is used in one way at a time: True if its GPUs give no ids of that kind meanwhile."""
+        return self.kind != kind
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """No, and why: one sentence for the user who reads the pod's events."""
 
-    sentence: str
+class GrantCode(Reason):
+    """Why a container gets no ids, or may not start with those that it has; besides what the engine says."""
+
+    UNKNOWN_IDS = "ids_unknown"
+    IDS_TAKEN = "ids_of_another_container"
+    GPU_GONE = "gpu_gone"
+    OTHER_USE = "gpu_in_other_use"
+    SCATTERED = "ids_of_several_gpus"
+    LISTED_TWICE = "ids_of_several_pods"
+    UNKNOWN_POD = "pod_unknown"
+    NOT_ASKED_FOR = "ids_not_asked_for"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpuslice.node.grants.held import Held, Owner, Refusal, Unsure, inits, is_init, is_over
+from gpuslice.node.grants.held import GrantCode, Held, Owner, Unsure, inits, is_init, is_over
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.node.grants.table import GrantTable
 from gpuslice.node.kubelet.messages import PodResources
+from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import Kind, kinds_in
 from gpuslice.requests.pod import Role
 
@@ -37,7 +38,7 @@ def identify(
     now: float,
     *,
     fresh: bool,
-) -> Identity | Unsure | Refusal:
+) -> Identity | Unsure | Verdict:
     """Whose container is about to start with these ids.
 
     `fresh`: `pods` was read from the API server just now, so what it lacks does not exist.
@@ -54,29 +55,33 @@ def identify(
         ended = {pod.key for pod in pods.values() if not pod.alive}
         listed = {key: entry for key, entry in listed.items() if key not in ended} or listed
     if len(listed) > 1:
-        return Refusal(
+        return Verdict(
+            GrantCode.LISTED_TWICE,
             f"kubelet gave ids of this container to {' and to '.join(sorted(listed))}; it can start when "
-            "the others have ended"
+            "the others have ended",
         )
     if not listed:
         return _unlisted(table, kind, wanted, listing, pods, now, fresh=fresh)
     key, entry = next(iter(listed.items()))
     pod = next((p for p in pods.values() if p.key == key), None)
     if pod is None or (not pod.alive and not fresh):
-        return Refusal(f"the API server does not know pod {key}") if fresh else Unsure(key)
+        unknown = Verdict(GrantCode.UNKNOWN_POD, f"the API server does not know pod {key}")
+        return unknown if fresh else Unsure(key)
     exact = next((c.name for c in entry.containers if c.ids(kind.resource) == wanted), None)
     holding = _of_pod(table, kind, wanted, pod, exact)
     if holding is None or holding.owner is None:
         if not fresh:
             return Unsure(key)
         if exact is None:
-            return Refusal(
+            return Verdict(
+                GrantCode.IDS_TAKEN,
                 f"kubelet gave ids of this container to {key}, which asks for another number of them; "
-                "it can start when that one has ended"
+                "it can start when that one has ended",
             )
-        return Refusal(
+        return Verdict(
+            GrantCode.NOT_ASKED_FOR,
             f"pod {key} as the API server has it does not ask for the {len(wanted)} ids that its "
-            "container was given; delete the pod and make it anew"
+            "container was given; delete the pod and make it anew",
         )
     return _in_order(table, Identity(pod, holding.owner.container, holding), listing, pods)
 
@@ -251,7 +256,7 @@ def _unlisted(
     now: float,
     *,
     fresh: bool,
-) -> Identity | Unsure | Refusal:
+) -> Identity | Unsure | Verdict:
     """An init container of whose ids pod-resources has no word: no listed container has one of them.
 
     Its pod's other containers ask for nothing, or got other ids of those that its init containers left. Pods
@@ -264,8 +269,9 @@ def _unlisted(
     if owner is None:
         if not fresh:
             return Unsure("")
-        return Refusal(
-            f"no pod of this node is known that holds these {len(ids)} ids; kubelet will try again"
+        return Verdict(
+            GrantCode.UNKNOWN_POD,
+            f"no pod of this node is known that holds these {len(ids)} ids; kubelet will try again",
         )
     if holding is None:
         holding = table.write(kind, ids, None, certain=False, now=now)
@@ -311,28 +317,33 @@ def _by_elimination(
 
 def _in_order(
     table: GrantTable, identity: Identity, listing: Sequence[PodResources], pods: Mapping[str, NodePod]
-) -> Identity | Refusal:
+) -> Identity | Verdict:
     """Fail closed: a container whose slice is not what it asked for does not start."""
     holding, asked = identity.held, identity.pod.request.container(identity.container)
     where = f"container {identity.container} of {identity.pod.key}"
     if asked is None or asked.count(holding.kind) != len(holding.ids):
-        return Refusal(f"{where} holds {len(holding.ids)} ids, which is not what it asks for; delete the pod")
+        return Verdict(
+            GrantCode.NOT_ASKED_FOR,
+            f"{where} holds {len(holding.ids)} ids, which is not what it asks for; delete the pod",
+        )
     if not holding.kind.whole:
         counts = set(holding.gpus.values())
         if len(holding.gpus) != asked.across or len(counts) != 1 or sum(holding.gpus.values()) != asked.units:
-            return Refusal(
+            return Verdict(
+                GrantCode.SCATTERED,
                 f"{where} asks for {table.ids.gpus.unit.say(asked.units_per_gpu)} on {asked.across} GPU(s), "
-                f"but its ids lie on {len(holding.gpus)}; delete the pod"
+                f"but its ids lie on {len(holding.gpus)}; delete the pod",
             )
     for other in table.held():
-        clash = other.kind != holding.kind and other.gpus.keys() & holding.gpus.keys()
+        clash = other.bars(holding.kind) and other.gpus.keys() & holding.gpus.keys()
         twice = other.kind == holding.kind and other.ids & holding.ids
         same = other.owner is not None and other.owner.uid == identity.pod.uid
         # What has ended, as the API server and kubelet agree, waits here for the next reconciliation.
         ended = is_over(other, pods) and not _lists(listing, other)
         if (clash or twice) and not same and other.certain and not ended:
-            return Refusal(
-                f"{where} holds ids of a GPU that another pod has; it starts when that one has ended"
+            return Verdict(
+                GrantCode.IDS_TAKEN,
+                f"{where} holds ids of a GPU that another pod has; it starts when that one has ended",
             )
     return identity
 

@@ -20,9 +20,9 @@ from gpuslice.node.grants.choosing import Question, beside, choose
 from gpuslice.node.grants.claiming import claimant, closed, heir, scattered
 from gpuslice.node.grants.deviceids import DeviceIds
 from gpuslice.node.grants.held import (
+    GrantCode,
     Held,
     Owner,
-    Refusal,
     Unsure,
     WaitingContainer,
     inits,
@@ -35,6 +35,7 @@ from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.node.grants.table import GrantTable
 from gpuslice.node.grants.transition import settle
 from gpuslice.node.kubelet.messages import PodResources
+from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.allocation import Allocation
 from gpuslice.requests.kinds import Kind
 
@@ -117,7 +118,7 @@ class Ledger:
         must_include: Collection[str],
         size: int,
         pods: Mapping[str, NodePod],
-    ) -> tuple[str, ...] | Refusal:
+    ) -> tuple[str, ...] | Verdict:
         """Exactly `size` ids, or why not: a short answer would be filled up with ids of other GPUs."""
         self._table.calls += 1
         self._preferred = None
@@ -126,16 +127,16 @@ class Ledger:
         ghosts = [h for h in (*self._table.held(), *self._displaced) if self._lingers(h)]
         question = Question(self.ids, kind, size, available, pods, (*held, *ghosts), self.machine)
         answer = self._answer(question, must_include)
-        if isinstance(answer, Refusal) and ghosts:
+        if isinstance(answer, Verdict) and ghosts:
             # Who gets theirs has to wait at its start until they have ended, which is better than none.
             answer = self._answer(replace(question, held=held), must_include)
         return answer
 
-    def _answer(self, question: Question, must_include: Collection[str]) -> tuple[str, ...] | Refusal:
+    def _answer(self, question: Question, must_include: Collection[str]) -> tuple[str, ...] | Verdict:
         if must_include:
             return beside(question, sorted(must_include))
         chosen = choose(question, self._waiting(question.kind, question.size, question.pods))
-        if isinstance(chosen, Refusal):
+        if isinstance(chosen, Verdict):
             return chosen
         self._preferred = (question.kind, frozenset(chosen[0]), chosen[1])
         return chosen[0]
@@ -161,7 +162,7 @@ class Ledger:
 
     def allocate(
         self, kind: Kind, ids: Collection[str], pods: Mapping[str, NodePod], now: float
-    ) -> Held | Refusal:
+    ) -> Held | Verdict:
         """Write down that these ids are given out. `now` in monotonic seconds."""
         self._table.calls += 1
         pods = self._table.replanned(pods)
@@ -169,9 +170,10 @@ class Ledger:
         gpus = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(kind, wanted).items()}
         if not wanted or sum(gpus.values()) < len(wanted):
             unknown = (one for one in ids if self.ids.gpu(kind, one) is None)
-            return Refusal(
+            return Verdict(
+                GrantCode.UNKNOWN_IDS,
                 f'invalid allocation request for "{kind.resource}": invalid request: unknown device: '
-                f"{next(unknown, 'none')}; kubelet's list of ids is too old"
+                f"{next(unknown, 'none')}; kubelet's list of ids is too old",
             )
         refusal = closed(self._table, kind, gpus, pods)
         if refusal is not None:
@@ -185,15 +187,16 @@ class Ledger:
         if shared:
             owner = heir(self._table, shared, kind, len(wanted), pods, self._waiting(kind, len(wanted), pods))
             if owner is None:
-                return Refusal(
+                return Verdict(
+                    GrantCode.IDS_TAKEN,
                     f"kubelet gives out {len(wanted)} ids of which {self._whose(shared[0], pods)} holds "
-                    "some; they are not given to two, the pod has to be made anew"
+                    "some; they are not given to two, the pod has to be made anew",
                 )
             if not kind.whole and len(gpus) > 1:
                 return scattered(self.gpus, gpus, len(wanted))
         else:
             found = self._claim(kind, wanted, gpus, pods)
-            if isinstance(found, Refusal):
+            if isinstance(found, Verdict):
                 return found
             owner = found
         self._preferred = None
@@ -215,7 +218,7 @@ class Ledger:
         now: float,
         *,
         fresh: bool,
-    ) -> identity.Identity | Unsure | Refusal:
+    ) -> identity.Identity | Unsure | Verdict:
         """Whose container is about to start with these ids; see `identity.identify`."""
         return identity.identify(self._table, kind, ids, listing, pods, now, fresh=fresh)
 
@@ -341,7 +344,7 @@ class Ledger:
 
     def _claim(
         self, kind: Kind, ids: frozenset[str], gpus: Mapping[str, int], pods: Mapping[str, NodePod]
-    ) -> Owner | Refusal | None:
+    ) -> Owner | Verdict | None:
         """Who gets ids that nobody holds: the container that they were chosen for, or whom they suit."""
         if self._preferred is not None and self._preferred[:2] == (kind, ids):
             meant = self._preferred[2]

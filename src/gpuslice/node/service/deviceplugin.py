@@ -24,7 +24,7 @@ from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Pod
-from gpuslice.node.grants.held import Held, Refusal
+from gpuslice.node.grants.held import Held
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.node.inject.environment import environment
@@ -38,6 +38,7 @@ from gpuslice.node.kubelet.rpc import PodResourcesClient, RpcCode, RpcError
 from gpuslice.node.report.publishing import PodPublisher
 from gpuslice.node.service.pods import FRESH_SECONDS, NodePods
 from gpuslice.node.service.prestart import PreStart
+from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import Kind
 
 LIST_SECONDS: Final = 5.0
@@ -159,15 +160,15 @@ class DevicePluginService:
         if not request.must_include and not knows:
             await self._pods.fetch_all()
         answer = self.ledger.prefer(*ask, self.pods)
-        if isinstance(answer, Refusal) or self.ledger.is_doubtful(self.pods):
+        if isinstance(answer, Verdict) or self.ledger.is_doubtful(self.pods):
             # Perhaps what it lacks is held for pods that have ended since we last looked, or that were gone
             # before they started, so that others were taken for them. To ask pod-resources is harmless
             # here: nothing of this container is given out yet.
             await self._refresh()
             answer = self.ledger.prefer(*ask, self.pods)
         self.last_call = self._clock.monotonic()
-        if isinstance(answer, Refusal):
-            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, answer.sentence)
+        if isinstance(answer, Verdict):
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, answer.message)
         return answer
 
     async def allocate(self, kind: Kind, ids: Sequence[str]) -> ContainerAllocation:
@@ -175,17 +176,17 @@ class DevicePluginService:
         self.last_call = self._clock.monotonic()
         self._prestart.lingering()
         outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
-        if isinstance(outcome, Refusal) and await self._pods.fetch_all():
+        if isinstance(outcome, Verdict) and await self._pods.fetch_all():
             # Before a pod is turned away: a kubelet that gives out all that is left has not asked us, and
             # may know before we do that the former holder has ended or who comes.
             outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, Verdict):
             # The pod would fail for good, so even this is worth it: a kubelet that is asked now may forget
             # that it gives out these ids, but we do not.
             await self._refresh()
             outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
-        if isinstance(outcome, Refusal):
-            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.sentence)
+        if isinstance(outcome, Verdict):
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.message)
         # Asked once the ids are taken: from here on nobody of ours cuts the GPU.
         if problem := await self._is_not_as_announced(outcome):
             self.ledger.withdraw(outcome)

@@ -16,7 +16,7 @@ from gpuslice.cluster.podstatus import has_ended
 from gpuslice.devices.sharing import device_of
 from gpuslice.errors import ApiError, Conflict, NotFound, Unavailable
 from gpuslice.kube.wire import Pod
-from gpuslice.node.grants.held import Refusal, Unsure
+from gpuslice.node.grants.held import Unsure
 from gpuslice.node.grants.identity import Identity
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.nodepod import NodePod
@@ -30,6 +30,7 @@ from gpuslice.node.kubelet.rpc import RpcCode, RpcError
 from gpuslice.node.report.publishing import NoRoom, PodPublisher
 from gpuslice.node.service.pods import NodePods
 from gpuslice.node.service.startorder import StartOrder
+from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import Kind
 
 PUBLISH_SECONDS: Final = 2.0
@@ -183,11 +184,11 @@ class PreStart:
             outcome = self._ask(kind, ids, listing, fresh=True)
         if isinstance(outcome, Identity):
             return outcome
-        sentence = outcome.sentence if isinstance(outcome, Refusal) else "the pod is not known"
+        sentence = outcome.message if isinstance(outcome, Verdict) else "the pod is not known"
         raise RpcError(RpcCode.FAILED_PRECONDITION, sentence)
 
     def _ask(
         self, kind: Kind, ids: Sequence[str], listing: Sequence[PodResources], *, fresh: bool
-    ) -> Identity | Unsure | Refusal:
+    ) -> Identity | Unsure | Verdict:
         now = self._clock.monotonic()
         return self._ledger.identify(kind, ids, listing, self._pods.read, now, fresh=fresh)
