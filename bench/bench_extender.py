@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -89,22 +90,21 @@ async def serve_api(nodes: int, pods: int, pending: int, kubeconfig: Path) -> No
 
 async def serve_extender(kubeconfig: Path, port: int) -> None:
     """Our extender in a process of its own."""
-    from gpuslice.cluster.state import Cluster
     from gpuslice.kube.http import connect
-    from gpuslice.scheduler.extender.service import extender
+    from gpuslice.scheduler.core import EXTENDER, Core
+    from gpuslice.scheduler.extender.service import ExtenderSettings, extender
 
-    clock = SystemClock()
-    client = connect(kubeconfig)
-    cluster = Cluster(clock=clock)
-    async with extender(
-        client,
-        host="127.0.0.1",
-        port=port,
-        clock=clock,
+    core = Core(
+        connect(kubeconfig),
+        component=EXTENDER,
+        clock=SystemClock(),
         random=random.random,
         new_id=lambda: uuid.uuid4().hex[:16],
-        cluster=cluster,
-    ):
+    )
+    async with core.running(), extender(core, ExtenderSettings(port=port)):
+        await core.feed.wait_synced()
+        gc.collect()
+        gc.freeze()  # as `gpuslice extender` does
         await asyncio.Event().wait()
 
 

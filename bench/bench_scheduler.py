@@ -15,12 +15,12 @@ import uuid
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.cluster.annotations import encode_gpus
-from gpuslice.cluster.feed import ClusterFeed
-from gpuslice.cluster.state import Change, Cluster
+from gpuslice.cluster.state import Change
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.client import Client
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.apiserver.api.app import ApiServer
+from gpuslice.scheduler.core import SCHEDULER, Core
 from gpuslice.scheduler.service import run_scheduler
 from machine import report
 
@@ -50,8 +50,14 @@ async def measure(nodes: int, pods: int, units: int) -> dict[str, object]:
     clock = SystemClock()
     server = ApiServer(clock=clock, new_uid=lambda: str(uuid.uuid4()))
     await server.start()
-    client, cluster = Client(server.transport()), Cluster(clock=clock)
-    feed = ClusterFeed(client, cluster, clock=clock, random=random.random)
+    client = Client(server.transport())
+    core = Core(
+        client,
+        component=SCHEDULER,
+        clock=clock,
+        random=random.random,
+        new_id=lambda: uuid.uuid4().hex[:16],
+    )
     bound: set[str] = set()
     done = asyncio.Event()
 
@@ -62,24 +68,21 @@ async def measure(nodes: int, pods: int, units: int) -> dict[str, object]:
             if len(bound) == pods:
                 done.set()
 
-    cluster.subscribe(listen)
-    scheduler = run_scheduler(
-        client, cluster, clock=clock, new_id=lambda: uuid.uuid4().hex[:16], random=random.random
-    )
+    core.cluster.subscribe(listen)
     for number in range(nodes):
         await client.create(Node.resource, node(number))
-    tasks = [asyncio.create_task(scheduler), asyncio.create_task(feed.run())]
-    await feed.wait_synced()
-    start = time.perf_counter()
-    for number in range(pods):
-        await client.create(Pod.resource, pod(number, units), "default")
-        if number % 50 == 0:
-            await asyncio.sleep(0)
-    await done.wait()
-    seconds = time.perf_counter() - start
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with core.running():
+        scheduler = asyncio.create_task(run_scheduler(core))
+        await core.feed.wait_synced()
+        start = time.perf_counter()
+        for number in range(pods):
+            await client.create(Pod.resource, pod(number, units), "default")
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        await done.wait()
+        seconds = time.perf_counter() - start
+        scheduler.cancel()
+        await asyncio.gather(scheduler, return_exceptions=True)
     await server.stop()
     return {
         "nodes": nodes,

@@ -15,11 +15,11 @@ from builders import agent_node, plain_node, pod
 
 from gpuslice import names
 from gpuslice.clock import SystemClock
-from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.wire import Event, Node, Pod
 from gpuslice.local.apiserver.api.app import ApiServer
-from gpuslice.scheduler.extender.service import Listening, extender
+from gpuslice.scheduler.core import EXTENDER, Core
+from gpuslice.scheduler.extender.service import ExtenderSettings, Listening, extender
 
 
 class Held:
@@ -48,7 +48,7 @@ class Site:
     def __init__(self, server: ApiServer) -> None:
         self.transport = Held(server.transport())
         self.client = Client(self.transport)  # type: ignore[arg-type]
-        self.cluster = Cluster(clock=SystemClock())
+        self.core: Core
 
     async def create(self, one: Pod | Node) -> Pod | Node:
         body = msgspec.to_builtins(one)
@@ -62,17 +62,15 @@ class Site:
 
     @asynccontextmanager
     async def extender(self) -> AsyncIterator[Listening]:
-        self.cluster = Cluster(clock=SystemClock())
-        async with extender(
+        core = self.core = Core(
             self.client,
-            host="127.0.0.1",
-            port=0,
+            component=EXTENDER,
             clock=SystemClock(),
             random=lambda: 1.0,
             new_id=lambda: uuid.uuid4().hex[:16],
-            cluster=self.cluster,
-        ) as listening:
-            await listening.feed.wait_synced()
+        )
+        async with core.running(), extender(core, ExtenderSettings(port=0)) as listening:
+            await core.feed.wait_synced()
             yield listening
 
 
@@ -124,10 +122,10 @@ async def bind(port: int, one: Pod, node: str = "n") -> tuple[int, str]:
     return status, str(answer["Error"])
 
 
-async def until(listening: Listening, holds: Callable[[], bool]) -> None:
+async def until(site: Site, holds: Callable[[], bool]) -> None:
     """Wait for the feed to show something."""
     changed = asyncio.Event()
-    listening.cluster.subscribe(lambda _change: changed.set())
+    site.core.cluster.subscribe(lambda _change: changed.set())
     while not holds():
         await changed.wait()
         changed.clear()
@@ -183,8 +181,8 @@ async def test_a_part_that_fails_ends_the_extender(site: Site) -> None:
 
     with pytest.raises(BaseExceptionGroup) as raised:
         async with site.extender() as listening:
-            site.cluster.table.set_node = broken  # type: ignore[method-assign]
-            site.cluster.quarantine.hold = broken  # type: ignore[method-assign]
+            site.core.cluster.table.set_node = broken  # type: ignore[method-assign]
+            site.core.cluster.quarantine.hold = broken  # type: ignore[method-assign]
             await site.create(plain_node("m", 15, 1))
             await asyncio.Event().wait()
     assert raised.group_contains(RuntimeError, match="a bug")
@@ -200,23 +198,23 @@ async def test_an_object_that_nobody_foresaw_is_named_and_ends_nothing(site: Sit
         await site.client.patch(Pod, "odd", {"metadata": {"annotations": {names.MEM_IDX: value}}}, "default")
 
     async with site.extender() as listening:
-        believed = site.cluster.set_pod
+        believed = site.core.cluster.set_pod
 
         def stumble(new: Pod) -> None:
             if new.name == "odd" and bad:
                 raise ValueError("nobody foresaw " + "this" * 1000)
             believed(new)
 
-        site.cluster.set_pod = stumble  # type: ignore[method-assign]
+        site.core.cluster.set_pod = stumble  # type: ignore[method-assign]
         before = await site.client.list(Event, "default")
         await site.create(pod("odd", 3))
         later = await site.create(pod("later", 3))
         assert isinstance(later, Pod)
         assert (await bind(listening.port, later))[0] == 200
         await annotate("1")
-        await until(listening, lambda: bool(site.cluster.quarantine.counts()))
+        await until(site, lambda: bool(site.core.cluster.quarantine.counts()))
         assert b'gpuslice_unreadable_objects{kind="Pod"} 1.0' in await listening.metrics()
-        (sentence,) = site.cluster.quarantine.sentences()
+        (sentence,) = site.core.cluster.quarantine.sentences()
         assert sentence.startswith("Pod default/odd cannot be read: ValueError: nobody foresaw this")
         assert len(sentence) < 500
         async for change in site.client.watch(Event, "default", resource_version=before.resource_version):
@@ -224,7 +222,7 @@ async def test_an_object_that_nobody_foresaw_is_named_and_ends_nothing(site: Sit
                 break
         bad = False
         await annotate("2")
-        await until(listening, lambda: not site.cluster.quarantine.counts())
+        await until(site, lambda: not site.core.cluster.quarantine.counts())
         assert b"gpuslice_unreadable_objects{" not in await listening.metrics()
         told = [e for e in (await site.client.list(Event, "default")).items if e.reason == "Unreadable"]
         assert [(event.involved_object.name, event.count) for event in told] == [("odd", 1)]
@@ -238,7 +236,7 @@ async def test_concurrent_binds_never_book_a_gpu_twice(site: Site) -> None:
         assert sorted(status for status, _ in answers) == [200, 200] + [500] * 6
         bound = [p for p in (await site.client.list(Pod, "default")).items if p.spec.node_name]
         assert sorted(p.annotations[names.MEM_IDX] for p in bound) == ["0", "1"]
-        await until(listening, lambda: all(site.cluster.pod(p.uid) is not None for p in bound))
+        await until(site, lambda: all(site.core.cluster.pod(p.uid) is not None for p in bound))
 
 
 async def test_a_pod_that_ends_makes_room(site: Site) -> None:
@@ -247,10 +245,10 @@ async def test_a_pod_that_ends_makes_room(site: Site) -> None:
     async with site.extender() as listening:
         assert (await bind(listening.port, one))[0] == 200
         await until(
-            listening, lambda: (record := site.cluster.pod(one.uid)) is not None and not record.assumed
+            site, lambda: (record := site.core.cluster.pod(one.uid)) is not None and not record.assumed
         )
         await site.client.delete(Pod.resource, "a", "default", grace_seconds=0)
-        await until(listening, lambda: site.cluster.pod(one.uid) is None)
+        await until(site, lambda: site.core.cluster.pod(one.uid) is None)
         both = msgspec.structs.replace(
             other,
             metadata=msgspec.structs.replace(other.metadata, annotations={names.SHARES_ACROSS: "2"}),

@@ -17,7 +17,6 @@ from gpuslice.admission import certificates
 from gpuslice.admission.nodename import unknown
 from gpuslice.admission.webhook import serve as serve_webhook
 from gpuslice.clock import SystemClock
-from gpuslice.cluster.state import Cluster
 from gpuslice.kube.client import Client
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.local.apiserver.api.serve import serving as serving_api
@@ -25,7 +24,8 @@ from gpuslice.observe.limits import Limits
 from gpuslice.observe.probes import LIMITS as PROBES
 from gpuslice.observe.probes import ProbesApp
 from gpuslice.observe.serving import listen, serving
-from gpuslice.scheduler.extender.service import extender
+from gpuslice.scheduler.core import EXTENDER, Core
+from gpuslice.scheduler.extender.service import ExtenderSettings, extender
 
 MIB = 1024 * 1024
 SERVERS = {"extender": 128 * MIB, "webhook": 32 * MIB, "probes": 0, "apiserver": 32 * MIB}
@@ -72,16 +72,15 @@ async def running(server: str, folder: Path) -> AsyncIterator[Running]:
         async with asyncio.timeout(60):
             match server:
                 case "extender":
-                    async with extender(
+                    core = Core(
                         Client(api.transport()),
-                        host="127.0.0.1",
-                        port=0,
+                        component=EXTENDER,
                         clock=clock,
                         random=lambda: 1.0,
                         new_id=lambda: uuid.uuid4().hex[:16],
-                        cluster=Cluster(clock=clock),
-                        token="secret",
-                    ) as listening:
+                    )
+                    settings = ExtenderSettings(port=0, token="secret")
+                    async with core.running(), extender(core, settings) as listening:
                         yield Running(listening.port, None, "/healthz")
                 case "webhook":
                     files = authority.issue("server")

@@ -15,11 +15,11 @@ from gpuslice.cluster.state import Change, Cluster
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import Conflict, Unavailable
 from gpuslice.kube.client import Client, Response
-from gpuslice.kube.events import EventRecorder
 from gpuslice.kube.wire import Event, Node, Pod, Resource
 from gpuslice.local.apiserver.api.app import ApiServer
 from gpuslice.names import SCHEDULER_NAME
 from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.core import SCHEDULER, Core
 from gpuslice.scheduler.preemption_controller import PreemptionController
 from gpuslice.scheduler.service import run_scheduler
 
@@ -224,48 +224,39 @@ async def laboratory(
     `late`: the feed is complete before the scheduler begins. `server`: one that outlives this laboratory.
     """
     clock = SystemClock()
-    numbers = itertools.count(1)
     api = server or await api_server()
     weather = Weather(api.transport())
     client = Client(weather)
-    cluster = Cluster(clock=clock)
-    feed = ClusterFeed(client, cluster, clock=clock, random=lambda: 0.5)
-    lab = Lab(Client(api.transport()), cluster, feed)
+    core = Core(
+        client, component=SCHEDULER, clock=clock, random=lambda: 0.5, new_id=lambda: f"{uuid.uuid4()}"
+    )
+    lab = Lab(Client(api.transport()), core.cluster, core.feed)
     lab.weather = weather
-    tasks = []
-    if late:
-        tasks.append(asyncio.create_task(feed.run()))
-        await feed.wait_synced()
-    if scheduler:
-        work = run_scheduler(
-            client,
-            cluster,
-            clock=clock,
-            new_id=lambda: f"{uuid.uuid4()}",
-            random=lambda: 0.5,
-            scheduler_names=scheduler_names,
-        )
-        tasks.append(asyncio.create_task(work))
-    if controller:
-        recorder = EventRecorder(client, "test", clock=clock, new_id=lambda: f"{next(numbers):x}")
-        lab.controller = PreemptionController(
-            client,
-            cluster,
-            serves=lambda name: name not in scheduler_names,
-            clock=clock,
-            recorder=recorder,
-        )
-        tasks += [asyncio.create_task(recorder.run()), asyncio.create_task(lab.controller.run())]
-    if not late:
-        tasks.append(asyncio.create_task(feed.run()))
     try:
-        yield lab
+        async with core.running(), contextlib.AsyncExitStack() as stack:
+            if late:
+                await core.feed.wait_synced()
+            parts = [run_scheduler(core, scheduler_names)] if scheduler else []
+            if controller:
+                lab.controller = PreemptionController(
+                    client,
+                    core.cluster,
+                    serves=lambda name: name not in scheduler_names,
+                    clock=clock,
+                    recorder=core.recorder,
+                )
+                parts.append(lab.controller.run())
+            tasks = [asyncio.create_task(part) for part in parts]
+            stack.push_async_callback(end, tasks)
+            yield lab
     finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
         if server is None:
             await api.stop()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+
+
+async def end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -28,7 +28,8 @@ from gpuslice.errors import Unavailable
 from gpuslice.kube.client import Client, Response
 from gpuslice.kube.gate import Gate, GatedClient
 from gpuslice.kube.wire import ConfigMap, Node, Pod
-from gpuslice.scheduler.extender.service import Listening, extender
+from gpuslice.scheduler.core import EXTENDER, Core
+from gpuslice.scheduler.extender.service import ExtenderSettings, Listening, extender
 from gpuslice.scheduler.service import run_scheduler
 
 KUBE = "default-scheduler"
@@ -120,11 +121,12 @@ class Site:
     does. GPUs of `n5` can be cut, `n6` is to be a pool's.
     """
 
-    def __init__(self, lab: Lab, line: Lossy, clock: Hurry) -> None:
+    def __init__(self, lab: Lab, line: Lossy, clock: Hurry, core: Core) -> None:
         self.lab = lab
         self.line = line
         self.clock = clock
-        self.cluster = Cluster(clock=clock)
+        self.core = core
+        self.cluster = core.cluster
         self.http = httpx2.AsyncClient()
 
     async def furnish(self) -> None:
@@ -225,25 +227,24 @@ async def site() -> AsyncIterator[tuple[Site, Callable[[], Awaitable[Listening]]
     feed = ClusterFeed(Client(server.transport()), watched, clock=clock, random=lambda: 0.1)
     lab = Lab(Client(server.transport()), watched, feed)
     line = Lossy(server.transport())
-    made = Site(lab, line, clock)
-    client = Client(line)
-    context = extender(
-        client,
-        host="127.0.0.1",
-        port=0,
+    core = Core(
+        Client(line),
+        component=EXTENDER,
         clock=clock,
         random=lambda: 0.1,
         new_id=lambda: f"{next(numbers):x}",
-        cluster=made.cluster,
     )
+    made = Site(lab, line, clock, core)
+    stack = AsyncExitStack()
     tasks = [asyncio.create_task(feed.run())]
 
     async def start() -> Listening:
-        listening = await context.__aenter__()
-        more: dict[str, Any] = {"clock": clock, "new_id": lambda: f"{next(numbers):x}", "random": lambda: 0.1}
-        scheduler = run_scheduler(client, made.cluster, binder=listening.binder, **more)
-        pools = NodePoolController(client, made.cluster, **more)
-        tasks.extend(asyncio.create_task(run) for run in (scheduler, pools.run()))
+        await stack.enter_async_context(core.running())
+        listening = await stack.enter_async_context(extender(core, ExtenderSettings(port=0)))
+        pools = NodePoolController(
+            core.client, core.cluster, clock=clock, new_id=core.new_id, random=core.random
+        )
+        tasks.extend(asyncio.create_task(run) for run in (run_scheduler(core), pools.run()))
         return listening
 
     await feed.wait_synced()
@@ -256,7 +257,7 @@ async def site() -> AsyncIterator[tuple[Site, Callable[[], Awaitable[Listening]]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await context.__aexit__(None, None, None)
+        await stack.aclose()
         await made.http.aclose()
         await server.stop()
 
@@ -314,7 +315,7 @@ async def test_nobody_decides_while_a_list_is_not_followed(lost: str) -> None:
     """The picture was whole once; what has happened since is not known."""
     async with site() as (s, start):
         listening = await start()
-        await listening.feed.wait_synced()
+        await s.core.feed.wait_synced()
         _says_all(await s.ask(listening))
         s.line.cut(lost)
         await s.clock.sleep(3)
@@ -346,7 +347,7 @@ async def test_a_replica_that_does_not_lead_decides_nothing_and_shows_everything
     """Two that choose GPUs could promise one twice: each learns of the other's choice a moment later."""
     async with site() as (s, start):
         listening = await start()
-        await listening.feed.wait_synced()
+        await s.core.feed.wait_synced()
         leader = s.cluster.gate.leadership = Leader()
         leader.leads = False
         await s.provoke()

@@ -50,7 +50,7 @@ class WebhookApp:
     """
 
     def __init__(self, review: Callable[[bytes], Awaitable[bytes]]) -> None:
-        self._review = review
+        self.review = review
         self._bodies = Bodies(BODIES)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -78,7 +78,7 @@ class WebhookApp:
 
     async def _reviewed(self, body: bytes) -> Answer:
         try:
-            return 200, JSON, await self._review(body)
+            return 200, JSON, await self.review(body)
         except Unavailable as error:
             return _turned_away(error, unread(body, str(error), BUSY) if len(body) >= LARGE else None)
         except InputError as error:

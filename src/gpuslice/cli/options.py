@@ -63,17 +63,6 @@ def probes(command: Callable[..., None]) -> Callable[..., None]:
     return collecting
 
 
-mig_idle = click.option(
-    "--mig-idle",
-    "mig_idle",
-    type=click.IntRange(min=1),
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="On nodes with the label gpuslice.io/mig-policy=on-demand: how long a MIG instance may be idle.",
-)
-
-
 class _Namespaced(click.ParamType[tuple[str, str]]):
     name = "NAMESPACE/NAME"
 

@@ -17,6 +17,7 @@ from typing import ClassVar, Final, Protocol
 
 import structlog
 
+from gpuslice.background import background
 from gpuslice.clock import Clock, rfc3339_micro
 from gpuslice.errors import Conflict, GpuSliceError, NotFound
 from gpuslice.kube.client import Client
@@ -263,12 +264,9 @@ class Follower:
 @asynccontextmanager
 async def campaigning(leadership: Leadership) -> AsyncIterator[None]:
     """Campaign to the very end of the block: what was on its way has arrived before another one leads."""
-    async with asyncio.TaskGroup() as group:
-        campaign = group.create_task(leadership.run())
-        try:
-            yield
-        finally:
-            campaign.cancel()
+    async with background() as start:
+        start("campaign", leadership.run())
+        yield
 
 
 def label_leader(client: Client, namespace: str, pod: str, label: str) -> Callable[[bool], Awaitable[None]]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from random import Random
 from typing import Final
 
+from gpuslice.background import Start
 from gpuslice.clock import Clock
 from gpuslice.config.cluster import FALLBACKS, NodePlan
 from gpuslice.devices.inventory import NodeGpus
@@ -33,9 +34,6 @@ FILES_PER_NODE: Final = 20
 opened anew."""
 SOCKET_ROOM: Final = 60
 """Bytes that sockets below a node's folder need of the 107 that a socket's path may have."""
-
-Start = Callable[[str, Coroutine[None, None, None]], asyncio.Task[None]]
-"""Runs something beside everything else, under a name."""
 
 
 class Nodes:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from gpuslice.admission.mutate import review, webhook_configuration
-from gpuslice.admission.reviewing import Reviews
-from gpuslice.admission.webhook import WebhookApp
+from gpuslice.admission.mutate import webhook_configuration
+from gpuslice.admission.visibility import RULES
+from gpuslice.admission.webhook import webhook_app
+from gpuslice.background import background
 from gpuslice.capacity.nodepool import DEFINITIONS, definition
 from gpuslice.capacity.poolcontroller import NodePoolController
 from gpuslice.clock import Clock
@@ -37,16 +37,13 @@ from gpuslice.local.apiserver.api.serve import Endpoint
 from gpuslice.local.apiserver.api.serve import serving as serving_api
 from gpuslice.local.controllers import run_controllers
 from gpuslice.local.machines import SimulatedMachines
-from gpuslice.local.nodes import Nodes, Start, new_id
+from gpuslice.local.nodes import Nodes, new_id
 from gpuslice.local.process import private_folder, rare_collections
 from gpuslice.names import SCHEDULER_NAME, WEBHOOK_PATH
-from gpuslice.observe.metrics import Metrics
 from gpuslice.observe.serving import Tls
-from gpuslice.observe.serving import serving as serving_http
-from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.core import SCHEDULER, Core, CoreSettings
 from gpuslice.scheduler.estimator import NodeEstimator
-from gpuslice.scheduler.extender.app import LIMITS, ExtenderApp
-from gpuslice.scheduler.extender.handlers import Extender
+from gpuslice.scheduler.extender.service import ExtenderSettings, extender
 from gpuslice.scheduler.migdemand_controller import IDLE_SECONDS
 from gpuslice.scheduler.service import run_scheduler
 
@@ -176,9 +173,10 @@ async def local_cluster(
                 _scheduling(
                     plan, client, folder, settings, endpoint.token, clock=clock, random=random
                 ) as scheduling,
-                _background() as start,
+                background() as start,
             ):
-                hook.url, hook.reviews = f"{scheduling.url}{WEBHOOK_PATH}", scheduling.reviews
+                core = scheduling.core
+                hook.url, hook.review = f"{scheduling.url}{WEBHOOK_PATH}", scheduling.review
                 await _register_webhook(client, hook.url, scheduling.authority)
                 await _register_pools(client)
                 nodes = Nodes(
@@ -199,18 +197,18 @@ async def local_cluster(
                     endpoint=endpoint,
                     extender=scheduling.url,
                     client=client,
-                    cluster=scheduling.cluster,
-                    feed=scheduling.feed,
+                    cluster=core.cluster,
+                    feed=core.feed,
                     folder=folder,
                     nodes=nodes,
                 )
                 pools = NodePoolController(
                     client,
-                    scheduling.cluster,
-                    machines=SimulatedMachines(plan, nodes, NodeEstimator(scheduling.cluster, clock)),
+                    core.cluster,
+                    machines=SimulatedMachines(plan, nodes, NodeEstimator(core.cluster, clock)),
                     clock=clock,
-                    new_id=lambda: new_id(random),
-                    random=random.random,
+                    new_id=core.new_id,
+                    random=core.random,
                 )
                 start("node pools", pools.run())
                 start("start of the nodes", _begin(running))
@@ -224,12 +222,12 @@ class _OwnWebhook:
 
     def __init__(self) -> None:
         self.url = ""
-        self.reviews: Reviews | None = None
+        self.review: Callable[[bytes], Awaitable[bytes]] | None = None
 
     async def post(self, url: str, body: bytes, *, authority: bytes, timeout_s: float) -> bytes:
         """See `webhookpost.post`."""
-        if url == self.url and self.reviews is not None:
-            return await self.reviews(body)
+        if url == self.url and self.review is not None:
+            return await self.review(body)
         return await webhookpost.post(url, body, authority=authority, timeout_s=timeout_s)
 
 
@@ -237,9 +235,8 @@ class _OwnWebhook:
 class _Scheduling:
     url: str
     authority: bytes
-    reviews: Reviews
-    cluster: Cluster
-    feed: ClusterFeed
+    review: Callable[[bytes], Awaitable[bytes]]
+    core: Core
 
 
 @asynccontextmanager
@@ -253,57 +250,38 @@ async def _scheduling(
     clock: Clock,
     random: Random,
 ) -> AsyncIterator[_Scheduling]:
-    """Extender, admission, scheduler and controllers, around one cluster state and one binder.
+    """Extender, admission, scheduler and controllers, around one picture of the cluster and one binder.
 
     The extender asks for the API server's token: whoever can bind pods can put them anywhere.
     """
-    cluster = Cluster(clock=clock, policy=plan.policy, default_unit=plan.unit)
-    feed = ClusterFeed(client, cluster, clock=clock, random=random.random)
-    binder = Binder(cluster, client, clock=clock, random=random.random)
-    metrics = Metrics()
-    reviews = Reviews(partial(review, offered=cluster.offered))
-    app = ExtenderApp(
-        Extender(cluster, client, binder, metrics),
-        metrics,
+    core = Core(
+        client,
+        CoreSettings(plan.policy, plan.unit, settings.mig_idle_seconds),
+        component=SCHEDULER,
         clock=clock,
-        ready=lambda: feed.synced,
-        token=token,
-        webhook=WebhookApp(reviews),
+        random=random.random,
+        new_id=lambda: new_id(random),
     )
     certificates = issue(clock)
-    tls = Tls(
-        _secret(folder / "tls.crt", certificates.certificate), _secret(folder / "tls.key", certificates.key)
+    listening = ExtenderSettings(
+        port=0,
+        tls=Tls(
+            _secret(folder / "tls.crt", certificates.certificate),
+            _secret(folder / "tls.key", certificates.key),
+        ),
+        token=token,
+        serves=lambda name: name not in SCHEDULERS,
+        grace_seconds=1,
     )
-    scheduler = run_scheduler(
-        client,
-        cluster,
-        clock=clock,
-        new_id=lambda: new_id(random),
-        random=random.random,
-        binder=binder,
-        scheduler_names=SCHEDULERS,
-        mig_idle_seconds=settings.mig_idle_seconds,
-    )
+    webhook = webhook_app(RULES, core.cluster.offered)
     controllers = run_controllers(
-        client,
-        clock=clock,
-        new_id=lambda: new_id(random),
-        random=random.random,
-        root_ca=certificates.authority.decode(),
+        client, clock=clock, new_id=core.new_id, random=core.random, root_ca=certificates.authority.decode()
     )
-    async with serving_http(
-        app, host="127.0.0.1", port=0, clock=clock, tls=tls, grace_seconds=1, limits=LIMITS
-    ) as (host, port):
-        url = f"https://{host}:{port}"
-        try:
-            async with _background() as start:
-                start("scheduler", scheduler)
-                start("controllers", controllers)
-                start("cluster feed", feed.run())
-                start("binder's audit", binder.run())
-                yield _Scheduling(url, certificates.authority, reviews, cluster, feed)
-        finally:
-            await binder.aclose()
+    async with core.running(), extender(core, listening, webhook=webhook) as served, background() as start:
+        start("scheduler", run_scheduler(core, SCHEDULERS))
+        start("controllers", controllers)
+        url = f"https://{served.host}:{served.port}"
+        yield _Scheduling(url, certificates.authority, webhook.review, core)
 
 
 async def _begin(running: LocalCluster) -> None:
@@ -316,29 +294,6 @@ async def _begin(running: LocalCluster) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(WAVE_SECONDS):
                 await running.ready(wave)
-
-
-@asynccontextmanager
-async def _background() -> AsyncIterator[Start]:
-    """Yields a function that runs things beside the block; if one fails, so does the block (in a group)."""
-    from_block: Exception | None = None
-    async with asyncio.TaskGroup() as group:
-        tasks: list[asyncio.Task[None]] = []
-
-        def start(name: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-            task = group.create_task(work, name=name)
-            tasks.append(task)
-            return task
-
-        try:
-            yield start
-        except Exception as error:
-            from_block = error  # as it is, not in a group
-        finally:
-            for task in tasks:
-                task.cancel()
-    if from_block is not None:
-        raise from_block
 
 
 async def _register_webhook(client: Client, url: str, authority: bytes) -> None:

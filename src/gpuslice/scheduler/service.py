@@ -29,12 +29,11 @@ from gpuslice.kube.events import ChangeRecorder, EventRecorder
 from gpuslice.kube.wire import KubeObject, Node, Pod
 from gpuslice.placement.verdict import Verdict
 from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.core import Core
 from gpuslice.scheduler.cycle import Cycle, Decision
-from gpuslice.scheduler.migdemand_controller import IDLE_SECONDS, MigDemandController
 from gpuslice.scheduler.preemption import PASSING, Planner, Preemptor
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause, SchedulingQueue
 
-COMPONENT: Final = "gpuslice-scheduler"
 REFUSALS: Final = 512
 """Demands whose last refusal is remembered; it holds until something is freed."""
 REPORT_BACKOFF: Final = Backoff(base=0.5, cap=10.0)
@@ -310,44 +309,16 @@ def _is_final(pod: Pod) -> bool:
     return pod.status.phase in ("Succeeded", "Failed")
 
 
-async def run_scheduler(
-    client: Client,
-    cluster: Cluster,
-    *,
-    clock: Clock,
-    new_id: Callable[[], str],
-    random: Callable[[], float],
-    binder: Binder | None = None,
-    scheduler_names: Collection[str] = (names.SCHEDULER_NAME,),
-    mig_idle_seconds: float = IDLE_SECONDS,
-) -> None:
-    """Run a complete scheduler until cancelled. The caller runs the feed, and may do so already.
-
-    `binder`: the one of this process, run by its owner, if the extender binds through it as well.
-    `mig_idle_seconds`: how long what was cut on demand may be idle.
-    """
-    recorder = EventRecorder(client, COMPONENT, clock=clock, new_id=new_id, random=random)
-    cluster.quarantine.record_by(recorder)
-    own = binder or Binder(cluster, client, clock=clock, random=random)
+async def run_scheduler(core: Core, scheduler_names: Collection[str] = (names.SCHEDULER_NAME,)) -> None:
+    """Run a complete scheduler until cancelled. The core is run by the caller, and may be already."""
+    core.cluster.quarantine.record_by(core.recorder)
     scheduler = Scheduler(
-        client,
-        cluster,
+        core.client,
+        core.cluster,
         scheduler_names=scheduler_names,
-        clock=clock,
-        recorder=recorder,
-        binder=own,
-        random=random,
+        clock=core.clock,
+        recorder=core.recorder,
+        binder=core.binder,
+        random=core.random,
     )
-    cutting = MigDemandController(
-        client, cluster, clock=clock, recorder=recorder, idle_seconds=mig_idle_seconds
-    )
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(recorder.run())
-            group.create_task(scheduler.run())
-            group.create_task(cutting.run())
-            if binder is None:
-                group.create_task(own.run())
-    finally:
-        if binder is None:
-            await own.aclose()
+    await scheduler.run()

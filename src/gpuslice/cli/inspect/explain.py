@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.deciding import policy as policy_option
 from gpuslice.cli.inspect.explainreport import report
 from gpuslice.cli.output import print_as
 from gpuslice.cli.process import run
-from gpuslice.cli.scoring import policy as policy_option
 from gpuslice.cluster.reading import read_cluster
 from gpuslice.kube.http import connected
 from gpuslice.kube.wire import Node, Pod

@@ -7,12 +7,16 @@ from pathlib import Path
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.deciding import core_options
 from gpuslice.cli.process import serve
-from gpuslice.cli.run import servers
+from gpuslice.cli.run.probing import read_token
+from gpuslice.cli.run.servers import Election, run_extender
 from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
-from gpuslice.cli.scoring import policy as policy_option
+from gpuslice.errors import InputError
+from gpuslice.observe.addresses import is_loopback, parse_listen
 from gpuslice.observe.serving import Tls
-from gpuslice.placement.policies.policy import Policy
+from gpuslice.scheduler.core import CoreSettings
+from gpuslice.scheduler.extender.service import DEFAULTS, ExtenderSettings
 
 
 @click.command(
@@ -26,13 +30,12 @@ from gpuslice.placement.policies.policy import Policy
 @options.kubeconfig
 @click.option(
     "--listen",
-    default="127.0.0.1:32766",
+    default=f"{DEFAULTS.host}:{DEFAULTS.port}",
     show_default=True,
     metavar="HOST:PORT",
     help="Where to listen; :PORT means all addresses.",
 )
-@policy_option
-@options.mig_idle
+@core_options
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Serve HTTPS; PEM.")
 @click.option(
     "--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="The certificate's key; PEM."
@@ -81,8 +84,7 @@ from gpuslice.placement.policies.policy import Policy
 def extender(
     kubeconfig: Path | None,
     listen: str,
-    policy: Policy,
-    mig_idle: int,
+    core: CoreSettings,
     tls_cert: Path | None,
     tls_key: Path | None,
     client_ca: Path | None,
@@ -106,20 +108,24 @@ def extender(
     if label_leader and not lease:
         raise click.UsageError("--label-leader needs --lease")
 
+    election = Election(lease, identity, label=label_leader, follow=follow_lease)
+
     async def work() -> None:
         tls = Tls(tls_cert, tls_key, client_ca) if tls_cert and tls_key else None
-        await servers.extender(
-            kubeconfig,
-            listen,
-            policy=policy,
-            mig_idle=mig_idle,
+        host, port = parse_listen(listen)
+        if not (open_to_all or token_file or client_ca or is_loopback(host)):
+            raise InputError(
+                f"whoever reaches {listen} could bind pods: let in only some with --client-ca or "
+                "--token-file, listen on 127.0.0.1, or say --open",
+                field="--listen",
+            )
+        settings = ExtenderSettings(
+            host,
+            port,
             tls=tls,
-            token_file=token_file,
-            open_to_all=open_to_all,
-            election=servers.Election(lease, identity, label=label_leader, follow=follow_lease),
-            schedulers=schedulers,
-            probes=probes,
-            webhook=webhook,
+            token=read_token(token_file, "--token-file") if token_file else None,
+            serves=(lambda name: name in schedulers) if schedulers else DEFAULTS.serves,
         )
+        await run_extender(kubeconfig, core, settings, election=election, probes=probes, webhook=webhook)
 
     serve(work())

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from gpuslice.cli import options
+from gpuslice.cli.deciding import core_options
 from gpuslice.cli.process import serve
-from gpuslice.cli.run import servers
+from gpuslice.cli.run.servers import Election, run_own_scheduler
 from gpuslice.cli.run.webhook import WebhookOptions, webhook_options
-from gpuslice.cli.scoring import policy as policy_option
-from gpuslice.placement.policies.policy import Policy
+from gpuslice.scheduler.core import CoreSettings
 
 
 @click.command(
@@ -19,31 +19,18 @@ from gpuslice.placement.policies.policy import Policy
     + options.examples("gpuslice scheduler --kubeconfig ~/.kube/config")
 )
 @options.kubeconfig
-@policy_option
-@options.mig_idle
+@core_options
 @options.lease
 @options.identity
 @options.probes
 @webhook_options
 def scheduler(
     kubeconfig: Path | None,
-    policy: Policy,
-    mig_idle: int,
+    core: CoreSettings,
     lease: tuple[str, str] | None,
     identity: str,
     probes: options.Probes | None,
     webhook: WebhookOptions | None,
 ) -> None:
-    async def work() -> None:
-
-        await servers.scheduler(
-            kubeconfig,
-            policy=policy,
-            mig_idle=mig_idle,
-            lease=lease,
-            identity=identity,
-            probes=probes,
-            webhook=webhook,
-        )
-
-    serve(work())
+    election = Election(lease, identity)
+    serve(run_own_scheduler(kubeconfig, core, election=election, probes=probes, webhook=webhook))

@@ -1,0 +1,90 @@
+"""What extender and scheduler of a process have in common, put together once: the picture of the cluster and
+the reflectors that keep it true, the binder, MIG on demand, and who writes events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from gpuslice.background import background
+from gpuslice.clock import Clock
+from gpuslice.cluster.feed import ClusterFeed
+from gpuslice.cluster.state import Cluster
+from gpuslice.kube.client import Client
+from gpuslice.kube.events import EventRecorder
+from gpuslice.kube.leading import Alone, Leadership, campaigning
+from gpuslice.placement.policies.binpack import BINPACK
+from gpuslice.placement.policies.policy import Policy
+from gpuslice.scheduler.binder import Binder
+from gpuslice.scheduler.migdemand_controller import IDLE_SECONDS, MigDemandController
+from gpuslice.units import GIB, MemoryUnit
+
+EXTENDER: Final = "gpuslice-extender"
+SCHEDULER: Final = "gpuslice-scheduler"
+"""Who events are said to come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """`unit`: what one gpu-mem is on nodes that do not say it.
+
+    `mig_idle_seconds`: how long a MIG instance that was cut on demand may be idle.
+    """
+
+    policy: Policy = BINPACK
+    unit: MemoryUnit = GIB
+    mig_idle_seconds: float = IDLE_SECONDS
+
+
+DEFAULTS: Final = CoreSettings()
+
+
+class Core:
+    """Of several replicas only the one that leads decides; the others keep their picture complete."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: CoreSettings = DEFAULTS,
+        *,
+        component: str,
+        leadership: Leadership | None = None,
+        clock: Clock,
+        random: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self.client = client
+        self.clock = clock
+        self.random = random
+        self.new_id = new_id
+        self.leadership = leadership or Alone()
+        self.cluster = Cluster(clock=clock, policy=settings.policy, default_unit=settings.unit)
+        self.feed = ClusterFeed(client, self.cluster, clock=clock, random=random, leadership=leadership)
+        self.binder = Binder(self.cluster, client, clock=clock, random=random)
+        self.recorder = EventRecorder(client, component, clock=clock, new_id=new_id, random=random)
+        self._cutting = MigDemandController(
+            client,
+            self.cluster,
+            clock=clock,
+            recorder=self.recorder,
+            idle_seconds=settings.mig_idle_seconds,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run it while the block runs; at the end, binds in flight are finished.
+
+        If a part fails, so does the block (in a group), instead of deciding from a picture that stands still.
+        """
+        try:
+            async with campaigning(self.leadership), background() as start:
+                start("cluster feed", self.feed.run())
+                start("binder's audit", self.binder.run())
+                start("events", self.recorder.run())
+                start("MIG on demand", self._cutting.run())
+                yield
+        finally:
+            await self.binder.aclose()
