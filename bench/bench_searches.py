@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.placement.fleet import CODES, Fleet
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.policies import KNOWN
 from gpuslice.placement.preempt import Holder, choose_victims
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Leg, divide
 from gpuslice.placement.verdict import Code
 from gpuslice.requests.allocation import Charge
@@ -130,7 +130,8 @@ def victims() -> dict[str, object]:
         holders = [Holder(f"h{i}", 1, (Charge(f"GPU-{i % 8}", 1024, whole=False),)) for i in range(110)]
         taken = Counter(i % 8 for i in range(110))
         free = [
-            GpuRoom(i, f"GPU-{i}", (room - taken[i]) * 1024, 200 * 1024, 14) for i, room in enumerate(rooms)
+            FreeGpu(Gpu(i, f"GPU-{i}", "m", 200 * 1024), (room - taken[i]) * 1024, 14)
+            for i, room in enumerate(rooms)
         ]
         start = time.thread_time()
         choose_victims(pod(sizes), MemoryUnit(1024), free, holders, 10)

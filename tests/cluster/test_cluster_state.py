@@ -34,7 +34,7 @@ def cluster() -> Cluster:
 
 def free(cluster: Cluster, node: str) -> list[int]:
     """Free GiB of each GPU."""
-    return [room.free_mib // 1024 for room in cluster.fleet.rooms(node)]
+    return [one.free_mib // 1024 for one in cluster.fleet.free_gpus(node)]
 
 
 def assume(cluster: Cluster, new: Pod, node: str) -> Allocation:
@@ -307,7 +307,7 @@ def test_whatever_happens_the_state_equals_one_built_afresh(data: st.DataObject)
                 outcome = cluster.assume(new, name)
                 if isinstance(outcome, Verdict):
                     continue
-                assert all(room.free_mib >= 0 for room in cluster.fleet.rooms(name)) or what
+                assert all(one.free_mib >= 0 for one in cluster.fleet.free_gpus(name)) or what
                 written = cluster.annotations_for(new, name, outcome[0])
                 if what == "forget":
                     cluster.forget(new.uid)
@@ -335,8 +335,8 @@ def test_whatever_happens_the_state_equals_one_built_afresh(data: st.DataObject)
         placed = {r.uid for r in fresh.pods_on(name) if r.allocation is not None}
         assert placed == {r.uid for r in cluster.pods_on(name) if r.allocation is not None}
         # Pods of unknown GPU may count on another GPU by history, but never for another amount.
-        assert sum(r.free_mib for r in cluster.fleet.rooms(name)) == sum(
-            r.free_mib for r in fresh.fleet.rooms(name)
+        assert sum(r.free_mib for r in cluster.fleet.free_gpus(name)) == sum(
+            r.free_mib for r in fresh.fleet.free_gpus(name)
         )
 
 

@@ -37,7 +37,7 @@ def cluster() -> Cluster:
 
 
 def free(cluster: Cluster) -> list[int]:
-    return [room.free_mib // 1024 for room in cluster.fleet.rooms("n")]
+    return [one.free_mib // 1024 for one in cluster.fleet.free_gpus("n")]
 
 
 def bound(cluster: Cluster, new: Pod) -> Pod:

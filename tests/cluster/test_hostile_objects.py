@@ -168,15 +168,15 @@ def accounts(cluster: Cluster) -> dict[str, object]:
     return {record.name: record.charges for record in cluster.pods_on("n") if record.name != "evil"}
 
 
-def rooms(cluster: Cluster) -> list[tuple[int, int]]:
-    return [(room.free_mib, room.holders) for room in cluster.fleet.rooms("n")]
+def free_gpus(cluster: Cluster) -> list[tuple[int, int]]:
+    return [(one.free_mib, one.holders) for one in cluster.fleet.free_gpus("n")]
 
 
 @STEADY
 @given(hostile_pods(), hostile_pods())
 def test_no_pod_changes_anothers_account(first: Pod, then: Pod) -> None:
     cluster = innocent()
-    before, empty = accounts(cluster), rooms(cluster)
+    before, empty = accounts(cluster), free_gpus(cluster)
     for one in (first, then, first):
         cluster.set_pod(one)
         assert accounts(cluster) == before
@@ -184,7 +184,7 @@ def test_no_pod_changes_anothers_account(first: Pod, then: Pod) -> None:
         cluster.snapshots()
     cluster.drop_pod("evil")
     assert accounts(cluster) == before
-    assert rooms(cluster) == empty
+    assert free_gpus(cluster) == empty
     assert cluster.quarantine.counts() == {}
 
 
@@ -212,20 +212,20 @@ def test_no_edit_changes_what_a_pod_takes(placed: Pod, edit: dict[str, str]) -> 
 @given(hostile_pods(""))
 def test_no_pod_that_waits_ends_a_decision(waiting: Pod) -> None:
     cluster = innocent()
-    before = rooms(cluster)
+    before = free_gpus(cluster)
     facts = read_waiting(waiting)
     cluster.filter(facts.demand.request, ["n", "ghost"])
     cluster.scores(facts.demand.request, ["n"])
     cluster.assume(waiting, "n")
     cluster.forget("evil")
-    assert rooms(cluster) == before
+    assert free_gpus(cluster) == before
 
 
 @STEADY
 @given(hostile_nodes, texts)
 def test_no_node_and_no_health_map_touches_another_node(node: Node, mark: str) -> None:
     cluster = innocent()
-    before, left = accounts(cluster), rooms(cluster)
+    before, left = accounts(cluster), free_gpus(cluster)
     cluster.set_unhealthy("m", mark)
     cluster.set_node(node)
     cluster.set_pod(pod("there", 3, node="m", index=0))
@@ -237,7 +237,7 @@ def test_no_node_and_no_health_map_touches_another_node(node: Node, mark: str) -
     only_input_errors(lambda: MigPolicy.of(node.labels))
     cluster.drop_node("m")
     assert accounts(cluster) == before
-    assert rooms(cluster) == left
+    assert free_gpus(cluster) == left
 
 
 @STEADY
@@ -302,6 +302,6 @@ def test_a_pod_of_any_number_of_containers_is_counted(count: int) -> None:
     cluster.set_pod(
         msgspec.convert({"metadata": metadata, "spec": {"nodeName": "n", "containers": many}}, Pod)
     )
-    assert sum(free for free, _ in rooms(cluster)) == (45 - 9 - count) * 1024
+    assert sum(free for free, _ in free_gpus(cluster)) == (45 - 9 - count) * 1024
     waiting = msgspec.convert({"metadata": metadata, "spec": {"containers": many}}, Pod)
     assert "at most 128" in read_waiting(waiting).problem

@@ -73,7 +73,7 @@ async def test_nobody_keeps_what_nobody_reads() -> None:
     task = asyncio.create_task(feed.run())
     await feed.wait_synced()
     task.cancel()
-    assert [room.free_mib // 1024 for room in cluster.fleet.rooms("n")] == [1000 - 120]
+    assert [one.free_mib // 1024 for one in cluster.fleet.free_gpus("n")] == [1000 - 120]
     pods = [one for one in told if isinstance(one, Pod)]
     assert len(pods) == 120
     assert sum(sys.getsizeof(text) for one in pods for text in one.annotations.values()) < 120 * 200

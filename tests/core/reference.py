@@ -10,55 +10,65 @@ from itertools import combinations, product
 
 from gpuslice.devices.availability import OK
 from gpuslice.devices.inventory import Apart
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
-from gpuslice.placement.room import GpuRoom
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import PodRequest, Role
 from gpuslice.units import MemoryUnit
 
 
-def possible(request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom]) -> bool:
+def possible(request: PodRequest, unit: MemoryUnit, free_gpus: Sequence[FreeGpu]) -> bool:
     """Can the pod be placed at all?"""
-    return any(allowed(a, request, unit, rooms) for a in every_assignment(request, unit, rooms))
+    return any(allowed(a, request, unit, free_gpus) for a in every_assignment(request, unit, free_gpus))
 
 
-def every_assignment(request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom]) -> Iterator[Allocation]:
+def every_assignment(
+    request: PodRequest, unit: MemoryUnit, free_gpus: Sequence[FreeGpu]
+) -> Iterator[Allocation]:
     """All ways to give each container the number of distinct GPUs that it asks for."""
     picks = []
     for container in request.containers:
         wanted = container.whole or container.across
-        picks.append(list(combinations(rooms, wanted)))
+        picks.append(list(combinations(free_gpus, wanted)))
     for chosen in product(*picks):
         grants = []
         for container, gpus in zip(request.containers, chosen, strict=True):
-            for room in gpus:
-                mib = room.total_mib if container.whole else container.units // container.across * unit.mib
-                grants.append(Grant(container.name, room.uuid, mib, bool(container.whole)))
+            for one in gpus:
+                mib = (
+                    one.gpu.memory_mib if container.whole else container.units // container.across * unit.mib
+                )
+                grants.append(Grant(container.name, one.gpu.uuid, mib, bool(container.whole)))
         yield Allocation(tuple(grants))
 
 
-def allowed(allocation: Allocation, request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom]) -> bool:
+def allowed(
+    allocation: Allocation, request: PodRequest, unit: MemoryUnit, free_gpus: Sequence[FreeGpu]
+) -> bool:
     """Do these grants break no rule, moment by moment of the pod's life?"""
-    by_uuid = {room.uuid: room for room in rooms}
+    by_uuid = {one.gpu.uuid: one for one in free_gpus}
     wholes = {g.gpu for g in allocation.grants if g.whole}
     shared = {g.gpu for g in allocation.grants if not g.whole}
     if wholes & shared:
         return False
     asked = {container.name: container for container in request.containers}
     for grant in allocation.grants:
-        room = by_uuid[grant.gpu]
-        if not (room.resource == asked[grant.container].kind.resource if grant.whole else room.shareable):
+        one = by_uuid[grant.gpu]
+        if not (
+            one.gpu.resource == asked[grant.container].kind.resource if grant.whole else one.gpu.shareable
+        ):
             return False
-    if any(by_uuid[uuid].availability != OK for uuid in wholes | shared):
+    if any(by_uuid[uuid].gpu.availability != OK for uuid in wholes | shared):
         return False
-    if any(by_uuid[u].holders or by_uuid[u].free_mib < by_uuid[u].total_mib for u in wholes):
+    if any(by_uuid[u].holders or by_uuid[u].free_mib < by_uuid[u].gpu.memory_mib for u in wholes):
         return False
     for container in request.containers:
         mine = [by_uuid[grant.gpu] for grant in allocation.of(container.name) if grant.whole]
-        if len(mine) > 1 and any(room.apart is Apart.ALONE for room in mine):
+        if len(mine) > 1 and any(one.gpu.apart is Apart.ALONE for one in mine):
             return False
-        if any(a.apart is Apart.DEVICE and a.device == b.device for a, b in combinations(mine, 2)):
+        if any(
+            a.gpu.apart is Apart.DEVICE and a.gpu.device == b.gpu.device for a, b in combinations(mine, 2)
+        ):
             return False
     # kubelet re-uses an ordinary init container's ids, so all shares must then be on one GPU.
     if any(c.role is Role.INIT and c.units for c in request.containers) and len(shared) > 1:
@@ -93,19 +103,19 @@ def moments(request: PodRequest) -> list[set[str]]:
 
 
 def favourite(
-    legs: Sequence[tuple[int, int]], rooms: Sequence[tuple[int, int]], policy: Policy
+    legs: Sequence[tuple[int, int]], free_gpus: Sequence[tuple[int, int]], policy: Policy
 ) -> list[tuple[int, ...]] | None:
     """For each (MiB, number of GPUs) in turn the GPUs that the policy likes best, of all ways that work.
 
-    `rooms`: MiB free and index of each GPU.
+    `free_gpus`: MiB free and index of each GPU.
     """
     if not legs:
         return []
     (mib, count), *rest = legs
     sign = 1 if policy is BINPACK else -1
-    liked = sorted(range(len(rooms)), key=lambda at: (sign * rooms[at][0], rooms[at][1]))
-    for pick in combinations([at for at in liked if rooms[at][0] >= mib], count):
-        after = [(free - mib * (at in pick), index) for at, (free, index) in enumerate(rooms)]
+    liked = sorted(range(len(free_gpus)), key=lambda at: (sign * free_gpus[at][0], free_gpus[at][1]))
+    for pick in combinations([at for at in liked if free_gpus[at][0] >= mib], count):
+        after = [(free - mib * (at in pick), index) for at, (free, index) in enumerate(free_gpus)]
         if (later := favourite(rest, after, policy)) is not None:
             return [tuple(sorted(pick)), *later]
     return None

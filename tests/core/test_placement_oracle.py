@@ -13,13 +13,13 @@ from gpuslice.devices.availability import OK, closed, sick
 from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
 from gpuslice.names import MIG_PREFIX, WHOLE_GPU
 from gpuslice.placement.fleet import CODES, Fleet
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.node import place
 from gpuslice.placement.policies import KNOWN
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.policies.spread import SPREAD
 from gpuslice.placement.preempt import Holder, choose_victims
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.kinds import SHARES, WHOLE_GPUS, WholeDevices
@@ -31,7 +31,7 @@ UNITS = st.sampled_from([MemoryUnit(1024), MemoryUnit(256), MemoryUnit(1)])
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> list[GpuRoom]:
+def rooms(draw: st.DrawFn) -> list[FreeGpu]:
     found = []
     apart = draw(st.sampled_from([Apart.NO, Apart.DEVICE, Apart.DEVICE, Apart.ALONE]))
     packed = draw(st.booleans())
@@ -43,19 +43,22 @@ def rooms(draw: st.DrawFn) -> list[GpuRoom]:
         parent = draw(st.sampled_from(["GPU-a", "GPU-b"])) if resource == MIG else ""
         replica_of = draw(st.sampled_from(["", "", "GPU-a", "GPU-b"]))
         found.append(
-            GpuRoom(
-                index,
-                f"{replica_of}::{index}" if replica_of else f"GPU-{index}",
+            FreeGpu(
+                Gpu(
+                    index,
+                    f"{replica_of}::{index}" if replica_of else f"GPU-{index}",
+                    "m",
+                    total,
+                    draw(st.sampled_from([OK, OK, OK, sick("XID 79"), closed("being cut")])),
+                    resource,
+                    parent,
+                    # MIG devices need not be kept from sharing; a GPU that NVIDIA's replicas have can be.
+                    draw(st.sampled_from([not parent, not parent, not parent, bool(parent)])),
+                    apart if replica_of else Apart.NO,
+                    packed,
+                ),
                 total - used,
-                total,
                 holders,
-                draw(st.sampled_from([OK, OK, OK, sick("XID 79"), closed("being cut")])),
-                resource,
-                parent,
-                # MIG devices need not be kept from sharing; a GPU that NVIDIA's replicas have can be.
-                draw(st.sampled_from([not parent, not parent, not parent, bool(parent)])),
-                apart if replica_of else Apart.NO,
-                packed,
             )
         )
     return found
@@ -105,27 +108,14 @@ def test_arrays_and_exact_search_give_the_same_verdict(data: st.DataObject, unit
     for number in range(data.draw(st.integers(1, 4))):
         node = data.draw(rooms())
         name = f"n{number}"
-        gpus = tuple(
-            Gpu(
-                r.index,
-                f"{name}-{r.uuid}",
-                "m",
-                r.total_mib,
-                r.availability,
-                r.resource,
-                r.parent,
-                r.shareable,
-                r.apart,
-            )
-            for r in node
-        )
+        gpus = tuple(replace(r.gpu, uuid=f"{name}-{r.gpu.uuid}", packed=False) for r in node)
         limits = data.draw(
             st.sampled_from([{}, {"units": 3}, {"whole": {WHOLE_GPU: 1}}, {"whole": {MIG: 1}}])
         )
         fleet.set_node(name, NodeGpus(gpus, unit), **limits)
         for room in node:
             if room.holders:
-                share = Charge(f"{name}-{room.uuid}", room.total_mib - room.free_mib, whole=False)
+                share = Charge(f"{name}-{room.gpu.uuid}", room.gpu.memory_mib - room.free_mib, whole=False)
                 fleet.charge(name, [share], PodRequest())
     names = [*fleet.names(), "ghost"]
     codes = fleet.codes(request)[fleet.rows(names)]
@@ -145,7 +135,7 @@ def test_charging_and_releasing_leaves_nothing_behind(data: st.DataObject) -> No
         units=45,
         whole={WHOLE_GPU: 3, MIG: 1},
     )
-    before = fleet.rooms("n")
+    before = fleet.free_gpus("n")
     held: list[tuple[Allocation, PodRequest]] = []
     for _ in range(data.draw(st.integers(1, 12))):
         if held and data.draw(st.booleans()):
@@ -157,10 +147,10 @@ def test_charging_and_releasing_leaves_nothing_behind(data: st.DataObject) -> No
         if isinstance(outcome, Allocation):
             fleet.charge("n", outcome.charges(request), request)
             held.append((outcome, request))
-            assert all(room.free_mib >= 0 for room in fleet.rooms("n"))
+            assert all(room.free_mib >= 0 for room in fleet.free_gpus("n"))
     for allocation, request in held:
         fleet.release("n", allocation.charges(request), request)
-    assert fleet.rooms("n") == before
+    assert fleet.free_gpus("n") == before
     assert fleet.place(PodRequest((ContainerRequest("c", Role.APP, WHOLE_GPUS, 3),)), "n")
 
 
@@ -171,9 +161,9 @@ def share(units: int, **more: int) -> PodRequest:
 GIB = MemoryUnit(1024)
 
 
-def room(index: int, free: int, total: int = 16276, holders: int | None = None) -> GpuRoom:
+def room(index: int, free: int, total: int = 16276, holders: int | None = None) -> FreeGpu:
     used = holders if holders is not None else int(free < total)
-    return GpuRoom(index, f"GPU-{index}", free, total, used)
+    return FreeGpu(Gpu(index, f"GPU-{index}", "m", total), free, used)
 
 
 def test_best_fit_takes_the_tightest_gpu_of_the_design_document() -> None:
@@ -212,7 +202,7 @@ def test_an_overcommitted_gpu_takes_nothing() -> None:
     fleet = Fleet()
     fleet.set_node("n", NodeGpus((Gpu(0, "g", "m", 15 * 1024),), GIB))
     fleet.charge("n", [Charge("g", 20 * 1024, whole=False)], share(20))
-    assert fleet.rooms("n")[0].free_mib == -5 * 1024
+    assert fleet.free_gpus("n")[0].free_mib == -5 * 1024
     assert CODES[fleet.codes(share(1))[fleet.rows(["n"])[0]]] is Code.INSUFFICIENT
 
 
@@ -221,9 +211,9 @@ def test_a_claim_beyond_32_bits_does_not_wrap_round() -> None:
     fleet.set_node("n", NodeGpus((Gpu(0, "g", "m", 15 * 1024),), GIB))
     huge = Charge("g", (2**31 - 1) * 1024, whole=False)
     fleet.charge("n", [huge], share(2**31 - 1))
-    assert fleet.rooms("n")[0].free_mib == -(2**31)
+    assert fleet.free_gpus("n")[0].free_mib == -(2**31)
     fleet.release("n", [huge], share(2**31 - 1))
-    assert fleet.rooms("n")[0].free_mib == 15 * 1024
+    assert fleet.free_gpus("n")[0].free_mib == 15 * 1024
 
 
 def test_a_whole_gpu_and_shares_never_meet() -> None:
@@ -302,6 +292,6 @@ def test_a_whole_gpu_is_freed_of_all_its_pods() -> None:
     node = [room(0, 6 * 1024, holders=2), room(1, 1024, holders=1)]
     holders = [holder("x", 0, "GPU-0", 5), holder("y", 0, "GPU-0", 5), holder("z", 3, "GPU-1", 15)]
     # One more important victim is worse than two unimportant ones.
-    node = [GpuRoom(0, "GPU-0", 16276 - 10240, 16276, 2), GpuRoom(1, "GPU-1", 16276 - 15360, 16276, 1)]
+    node = [room(0, 16276 - 10240, holders=2), room(1, 16276 - 15360, holders=1)]
     victims = choose_victims(whole, GIB, node, holders, priority=10)
     assert sorted(v.uid for v in victims or ()) == ["x", "y"]

@@ -15,10 +15,10 @@ import pytest
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.placement.fleet import Fleet
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.node import place
 from gpuslice.placement.policies import KNOWN, find
 from gpuslice.placement.policies.policy import Gpus, Nodes, Policy, Scores
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import SHARES
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
@@ -76,7 +76,7 @@ def share(units: int) -> PodRequest:
 def test_each_policy_chooses_its_own_gpu(policy: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KNOWN, GRADIENT.name, GRADIENT)
     rooms = [
-        GpuRoom(index, name, gib * 1024, 10 * 1024, holders=1)
+        FreeGpu(Gpu(index, name, "m", 10 * 1024), gib * 1024, holders=1)
         for index, (name, gib) in enumerate({"ten": 10, "five": 5, "seven": 7}.items())
     ]
     chosen = place(share(2), GIB, rooms, find(policy))
@@ -99,7 +99,7 @@ def test_each_policy_chooses_its_own_node() -> None:
 
 
 def test_of_gpus_with_equally_much_free_the_first_is_taken_whatever_the_policy() -> None:
-    rooms = [GpuRoom(index, f"g{index}", 9 * 1024, 10 * 1024, holders=1) for index in range(3)]
+    rooms = [FreeGpu(Gpu(index, f"g{index}", "m", 10 * 1024), 9 * 1024, holders=1) for index in range(3)]
     for policy in (*KNOWN.values(), GRADIENT):
         chosen = place(share(2), GIB, rooms, policy)
         assert not isinstance(chosen, Verdict)

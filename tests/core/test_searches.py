@@ -19,6 +19,7 @@ from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migtables import geometry_of
 from gpuslice.placement import migcluster, whole
 from gpuslice.placement.fleet import CODES, PASS_STEPS, Fleet
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.migcluster import MigDemand, MigGpu, plan_cluster
 from gpuslice.placement.migplan import plan_besides
 from gpuslice.placement.node import place
@@ -27,7 +28,6 @@ from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.policies.spread import SPREAD
 from gpuslice.placement.preempt import VICTIM_STEPS, Holder, choose_victims
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import MOST_LEGS, STEPS, Leg, Picks, Steps, divide
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.requests.allocation import Allocation, Charge
@@ -182,8 +182,8 @@ HARD, FREE = next(
 )
 
 
-def node(free: list[int], name: str = "") -> list[GpuRoom]:
-    return [GpuRoom(i, f"{name}GPU-{i}", gib * 1024, 200 * 1024, 1) for i, gib in enumerate(free)]
+def node(free: list[int], name: str = "") -> list[FreeGpu]:
+    return [FreeGpu(Gpu(i, f"{name}GPU-{i}", "m", 200 * 1024), gib * 1024, 1) for i, gib in enumerate(free)]
 
 
 @pytest.mark.parametrize("policy", KNOWN.values())
@@ -324,11 +324,9 @@ def test_victims_of_a_hard_pod_have_a_budget_and_nobody_leaves_in_doubt() -> Non
     )
 
 
-def _without(rooms: list[GpuRoom], gone: tuple[Holder, ...]) -> list[GpuRoom]:
+def _without(rooms: list[FreeGpu], gone: tuple[Holder, ...]) -> list[FreeGpu]:
     freed = Counter(charge.gpu for holder in gone for charge in holder.charges)
-    return [
-        GpuRoom(r.index, r.uuid, r.free_mib + 1024 * freed[r.uuid], r.total_mib, r.holders) for r in rooms
-    ]
+    return [FreeGpu(r.gpu, r.free_mib + 1024 * freed[r.gpu.uuid], r.holders) for r in rooms]
 
 
 # --- whole devices and MIG ----------------------------------------------------------------------------
@@ -344,22 +342,25 @@ def test_replicas_that_cannot_be_had_are_refused_without_trying_each(monkeypatch
 
     monkeypatch.setattr(whole, "possible", counting)
     rooms = [
-        GpuRoom(n, f"GPU-{n % 8}::{n // 8}", 10, 10, resource=names.SHARED_GPU, apart=Apart.DEVICE)
-        for n in range(397)
+        FreeGpu(Gpu(n, uuid, "m", 10, resource=names.SHARED_GPU, apart=Apart.DEVICE), 10)
+        for n, uuid in enumerate(f"GPU-{n % 8}::{n // 8}" for n in range(397))
     ]
     asking = [ContainerRequest(f"c{n}", Role.APP, REPLICAS, 8) for n in range(49)]
     fits = place(PodRequest(tuple(asking)), GIB, [*rooms, *_like(rooms[0], 3)])
     assert isinstance(fits, Allocation)
     looks = 0
-    uneven = [r for r in rooms if r.device != "GPU-7"] + _like(rooms[0], 60)
+    uneven = [r for r in rooms if r.gpu.device != "GPU-7"] + _like(rooms[0], 60)
     verdict = place(PodRequest(tuple(asking[:45])), GIB, uneven)
     assert isinstance(verdict, Verdict)
     assert verdict.code is Code.SAME_DEVICE
     assert looks <= 2
 
 
-def _like(room: GpuRoom, count: int) -> list[GpuRoom]:
-    return [replace(room, index=1000 + n, uuid=f"{room.device}::{1000 + n}") for n in range(count)]
+def _like(room: FreeGpu, count: int) -> list[FreeGpu]:
+    return [
+        replace(room, gpu=replace(room.gpu, index=1000 + n, uuid=f"{room.gpu.device}::{1000 + n}"))
+        for n in range(count)
+    ]
 
 
 def test_more_mig_devices_than_can_be_counted_out_are_refused() -> None:

@@ -9,8 +9,8 @@ import pytest
 from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
 from gpuslice.names import SHARED_GPU, WHOLE_GPU
 from gpuslice.placement.fleet import CODES, Fleet
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.node import place
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict
 from gpuslice.placement.whole import pick
 from gpuslice.requests.kinds import WholeDevices
@@ -21,20 +21,23 @@ OUT = {"GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-2::0", "GPU-2::1", "GPU-2::2"}
 """Two of GPU 0, one of GPU 1 and three of GPU 2 are given out."""
 
 
-def rooms(apart: Apart = Apart.DEVICE, *, out: set[str] = OUT, packed: bool = False) -> list[GpuRoom]:
+def rooms(apart: Apart = Apart.DEVICE, *, out: set[str] = OUT, packed: bool = False) -> list[FreeGpu]:
     """Three GPUs of four replicas."""
     uuids = [f"GPU-{gpu}::{number}" for gpu in range(3) for number in range(4)]
     return [
-        GpuRoom(
-            index,
-            uuid,
+        FreeGpu(
+            Gpu(
+                index,
+                uuid,
+                "m",
+                4096,
+                parent=uuid.partition("::")[0],
+                shareable=False,
+                apart=apart,
+                packed=packed,
+            ),
             0 if uuid in out else 4096,
-            4096,
             int(uuid in out),
-            parent=uuid.partition("::")[0],
-            shareable=False,
-            apart=apart,
-            packed=packed,
         )
         for index, uuid in enumerate(uuids, 3)
     ]
@@ -47,7 +50,7 @@ def asking(*sizes: int, resource: str = WHOLE_GPU) -> PodRequest:
     )
 
 
-def chosen(node: list[GpuRoom], *sizes: int) -> list[str]:
+def chosen(node: list[FreeGpu], *sizes: int) -> list[str]:
     outcome = place(asking(*sizes), GIB, node)
     assert not isinstance(outcome, Verdict), outcome
     return [grant.gpu for grant in outcome.grants]
@@ -93,7 +96,7 @@ def test_containers_of_one_pod_may_have_the_same_gpu() -> None:
 def test_what_one_container_takes_leaves_the_next_enough_different_ones() -> None:
     """The only replica of GPU 1 is the best for the first, but then the second would have two of GPU 0."""
     there = ("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::3")
-    node = [room for room in rooms(out={"GPU-0::2"}) if room.uuid in there]
+    node = [room for room in rooms(out={"GPU-0::2"}) if room.gpu.uuid in there]
     assert chosen(node, 1) == ["GPU-1::3"]
     first, *second = chosen(node, 1, 2)
     assert first.startswith("GPU-0")
@@ -103,19 +106,19 @@ def test_what_one_container_takes_leaves_the_next_enough_different_ones() -> Non
 def test_where_a_container_may_have_one_only_it_is_refused_more() -> None:
     assert chosen(rooms(Apart.ALONE), 1) == ["GPU-1::1"]
     assert isinstance(place(asking(2), GIB, rooms(Apart.ALONE)), Verdict)
-    unshared = GpuRoom(0, "GPU-7", 16276, 16276), GpuRoom(1, "GPU-8", 16276, 16276)
+    unshared = [FreeGpu(Gpu(i, uuid, "m", 16276), 16276) for i, uuid in enumerate(("GPU-7", "GPU-8"))]
     assert chosen([*unshared, *rooms(Apart.ALONE)], 2) == ["GPU-7", "GPU-8"], "these are no replicas"
 
 
 def test_what_a_container_has_already_counts() -> None:
     """A kubelet asks for more beside what the pod's init container leaves."""
-    free = [room for room in rooms(out=set()) if room.uuid != "GPU-0::3"]
+    free = [room for room in rooms(out=set()) if room.gpu.uuid != "GPU-0::3"]
     (found,) = pick(asking(1).containers, free, rooms(out=set()), beside=["GPU-0::3"]) or ()
-    assert [room.uuid for room in found] == ["GPU-1::0"]
+    assert [room.gpu.uuid for room in found] == ["GPU-1::0"]
     packed = rooms(Apart.NO, out=set(), packed=True)
-    free = [room for room in packed if room.uuid != "GPU-1::3"]
+    free = [room for room in packed if room.gpu.uuid != "GPU-1::3"]
     (found,) = pick(asking(1).containers, free, packed, beside=["GPU-1::3"]) or ()
-    assert [room.uuid for room in found] == ["GPU-1::0"], "beside what it has, as with NVIDIA's plugin"
+    assert [room.gpu.uuid for room in found] == ["GPU-1::0"], "beside what it has, as with NVIDIA's plugin"
 
 
 def test_the_cluster_refuses_a_node_whose_free_replicas_are_of_too_few_gpus() -> None:

@@ -33,11 +33,11 @@ from gpuslice.devices.inventory import Mode, NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.fleet import CODES, Fleet
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.node import place
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.preempt import choose_victims, fits_without
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import Steps
 from gpuslice.placement.verdict import FITS, Code, Verdict, refusal
 from gpuslice.requests.allocation import Allocation, Charge
@@ -218,14 +218,14 @@ class GpuAccounts:
         if gpus is None:
             return None
         holders = [record.holder for record in self.pods_on(node)]
-        chosen = choose_victims(request, gpus.unit, self.fleet.rooms(node), holders, priority)
+        chosen = choose_victims(request, gpus.unit, self.fleet.free_gpus(node), holders, priority)
         return None if chosen is None else tuple(self._pods[holder.uid] for holder in chosen)
 
     def fits_without(self, request: PodRequest, node: str, uids: Collection[str]) -> bool:
         """Would the request fit on a node's GPUs if these pods had ended?"""
         gpus = self.fleet.gpus(node)
         gone = [record.holder for record in self.pods_on(node) if record.uid in uids]
-        return gpus is not None and fits_without(request, gpus.unit, self.fleet.rooms(node), gone)
+        return gpus is not None and fits_without(request, gpus.unit, self.fleet.free_gpus(node), gone)
 
     # --- reservations -----------------------------------------------------------------------------
     def assume(self, pod: Pod, node: str) -> tuple[Allocation, Verdict] | Verdict:
@@ -366,10 +366,10 @@ class GpuAccounts:
 
     def _has_room(self, old: PodRecord, new: PodRecord) -> bool:
         """True if what a pod is to take elsewhere than it is counted is free there."""
-        rooms = {room.uuid: room for room in self.fleet.rooms(new.node)}
+        free_gpus = {one.gpu.uuid: one for one in self.fleet.free_gpus(new.node)}
         return all(
-            (room := rooms.get(charge.gpu)) is not None
-            and (room.untouched if charge.whole else room.free_mib >= charge.mib)
+            (one := free_gpus.get(charge.gpu)) is not None
+            and (one.untouched if charge.whole else one.free_mib >= charge.mib)
             for charge in new.charges
             if charge not in old.charges
         )
@@ -391,21 +391,21 @@ class GpuAccounts:
 
     def _likely(self, request: PodRequest, node: str, gpus: NodeGpus) -> tuple[Charge, ...]:
         """Where the engine would put a pod whose GPU is unknown; without room, on the emptiest GPU."""
-        rooms: list[GpuRoom] = self.fleet.rooms(node)
+        free_gpus: list[FreeGpu] = self.fleet.free_gpus(node)
         if len(request.containers) <= MAX_CONTAINERS:
-            outcome = place(request, gpus.unit, rooms, self.policy, steps=Steps(GUESS_STEPS))
+            outcome = place(request, gpus.unit, free_gpus, self.policy, steps=Steps(GUESS_STEPS))
             if isinstance(outcome, Allocation):
                 return outcome.charges(request)
-        emptiest = sorted((room for room in rooms), key=lambda room: (-room.free_mib, room.index))
+        emptiest = sorted(free_gpus, key=lambda one: (-one.free_mib, one.gpu.index))
         if not emptiest:
             return ()
         shares = gpus.unit.to_mib(peak((c.role, c.units) for c in request.containers))
         whole = tuple(
-            Charge(room.uuid, room.total_mib, whole=True)
+            Charge(one.gpu.uuid, one.gpu.memory_mib, whole=True)
             for resource, count in request.devices.items()
-            for room in [room for room in emptiest if room.resource == resource][:count]
+            for one in [one for one in emptiest if one.gpu.resource == resource][:count]
         )
-        return (*whole, Charge(emptiest[0].uuid, shares, whole=False)) if shares else whole
+        return (*whole, Charge(emptiest[0].gpu.uuid, shares, whole=False)) if shares else whole
 
     def _settled(self, node: str) -> None:
         for listener in self.on_settled:

@@ -7,15 +7,14 @@ nominated pods of at least its own priority still fit beside it, GPU by GPU, onc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpuslice.cluster.accounts import GpuAccounts
 from gpuslice.cluster.nodetable import AssignedPod, NodeTable
 from gpuslice.cluster.waiting import WaitingPod
+from gpuslice.placement.freegpu import FreeGpu, after_charges
 from gpuslice.placement.node import place
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Verdict
-from gpuslice.requests.allocation import Charge
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,48 +93,33 @@ class Nominations:
         choice = self._accounts.fleet.place(waiting.demand.request, node, self._accounts.policy)
         if isinstance(choice, Verdict):
             return False
-        rooms = change_rooms(self._accounts.fleet.rooms(node), choice.charges(waiting.demand.request), -1)
-        return self.rooms_beside(kept, node, rooms) is not None
+        free_gpus = after_charges(
+            self._accounts.fleet.free_gpus(node), choice.charges(waiting.demand.request), -1
+        )
+        return self.free_beside(kept, node, free_gpus) is not None
 
     def victims(self, kept: Iterable[Nomination]) -> list[AssignedPod]:
         """The pods still there that are to leave for these nominations."""
         uids = {uid for nomination in kept for uid in nomination.victims}
         return [assigned for uid in uids if (assigned := self._table.pod(uid)) is not None]
 
-    def rooms_beside(
-        self, kept: Sequence[Nomination], node: str, rooms: Sequence[GpuRoom]
-    ) -> list[GpuRoom] | None:
-        """The GPUs' rooms once the victims have left and the nominated pods have come; None if they can't."""
+    def free_beside(
+        self, kept: Sequence[Nomination], node: str, free_gpus: Sequence[FreeGpu]
+    ) -> list[FreeGpu] | None:
+        """What is free once the victims have left and the nominated pods have come; None if they cannot."""
         gpus = self._accounts.gpus(node)
         if gpus is None:
             return None
-        after = list(rooms)
+        after = list(free_gpus)
         for uid in {uid for nomination in kept for uid in nomination.victims}:
             record = self._accounts.pod(uid)
             if record is not None and record.node == node:
-                after = change_rooms(after, record.charges, 1)
+                after = after_charges(after, record.charges, 1)
         for nomination in kept:
             request = nomination.waiting.demand.request
             if request:
                 outcome = place(request, gpus.unit, after, self._accounts.policy)
                 if isinstance(outcome, Verdict):
                     return None
-                after = change_rooms(after, outcome.charges(request), -1)
+                after = after_charges(after, outcome.charges(request), -1)
         return after
-
-
-def change_rooms(rooms: Sequence[GpuRoom], charges: Iterable[Charge], sign: int) -> list[GpuRoom]:
-    """The rooms after charges were given back (1) or taken (-1)."""
-    by_gpu: dict[str, list[Charge]] = {}
-    for charge in charges:
-        by_gpu.setdefault(charge.gpu, []).append(charge)
-    return [
-        replace(
-            room,
-            free_mib=room.free_mib + sign * sum(room.total_mib if c.whole else c.mib for c in mine),
-            holders=room.holders - sign * len(mine),
-        )
-        if (mine := by_gpu.get(room.uuid))
-        else room
-        for room in rooms
-    ]

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from gpuslice import names
 from gpuslice.devices.inventory import NodeGpus
 from gpuslice.placement.columns import FleetTable, Rows
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.glance import hopeless, straight_down
 from gpuslice.placement.node import legs_apart, place, why_not
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Nodes, Policy, Scores
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import MOST_LEGS, STEPS, Leg, Steps
 from gpuslice.placement.verdict import FITS, Code, Reason, Verdict, refusal
 from gpuslice.placement.whole import lacking
@@ -134,7 +134,7 @@ class Fleet:
         row = self._row.get(node)
         return None if row is None else self._gpus[row]
 
-    def rooms(self, node: str) -> list[GpuRoom]:
+    def free_gpus(self, node: str) -> list[FreeGpu]:
         """What is left of each GPU of a node, by index. Empty for an unknown node."""
         table = self._table
         row = self._row.get(node)
@@ -142,20 +142,7 @@ class Fleet:
         if row is None or inventory is None:
             return []
         return [
-            GpuRoom(
-                gpu.index,
-                gpu.uuid,
-                int(table.free[slot, row]),
-                int(table.total[slot, row]),
-                int(table.holders[slot, row]),
-                gpu.availability,
-                gpu.resource,
-                gpu.parent,
-                gpu.shareable,
-                gpu.apart,
-                gpu.packed,
-                gpu.lone,
-            )
+            FreeGpu(gpu, int(table.free[slot, row]), int(table.holders[slot, row]))
             for slot, gpu in enumerate(inventory.gpus)
         ]
 
@@ -241,7 +228,7 @@ class Fleet:
             return refusal(Code.NODE_NOT_FOUND, node)
         if (request.units and table.offers[row] <= 0) or not inventory.gpus:
             return refusal(Code.NOT_GPU_NODE, node)
-        outcome = place(request, inventory.unit, self.rooms(node), policy, node=node)
+        outcome = place(request, inventory.unit, self.free_gpus(node), policy, node=node)
         if isinstance(outcome, Verdict):
             return outcome
         offers = [(request.units, table.units_left[row])]
@@ -375,10 +362,10 @@ class Fleet:
         rows = np.flatnonzero((codes == 0) & unsure)
         slots = int(table.gpu_count[rows].max(initial=0))
         keys = table.keys(rows, slots)
-        room = np.maximum(table.free[:slots, rows], 0).sum(axis=0, dtype=np.int64)
+        free = np.maximum(table.free[:slots, rows], 0).sum(axis=0, dtype=np.int64)
         known: dict[bytes, np.uint8] = {}
         steps = Steps(PASS_STEPS)
-        for at in sorted(range(len(rows)), key=lambda at: (-room[at], self._names[rows[at]])):
+        for at in sorted(range(len(rows)), key=lambda at: (-free[at], self._names[rows[at]])):
             row, key = rows[at], keys[at]
             inventory = self._gpus[row]
             if inventory is None:
@@ -386,8 +373,8 @@ class Fleet:
             if key not in known:
                 verdict: Verdict | None = refusal(Code.UNDECIDED, "")
                 if steps.left >= STEPS:
-                    rooms = self.rooms(self._names[row])
-                    verdict = why_not(request, inventory.unit, rooms, steps=steps)
+                    free_gpus = self.free_gpus(self._names[row])
+                    verdict = why_not(request, inventory.unit, free_gpus, steps=steps)
                 known[key] = np.uint8(0 if verdict is None else _NUMBER[verdict.code])
             codes[row] = known[key]
 

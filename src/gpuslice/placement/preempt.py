@@ -8,11 +8,11 @@ victims as low as possible, then the fewest victims, then the lowest sum of prio
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
+from gpuslice.placement.freegpu import FreeGpu, after_charges
 from gpuslice.placement.node import why_not
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.search import STEPS, Steps
 from gpuslice.placement.verdict import Code, Reason
 from gpuslice.requests.allocation import Charge
@@ -64,7 +64,7 @@ class Holder:
 def choose_victims(
     request: PodRequest,
     unit: MemoryUnit,
-    rooms: Sequence[GpuRoom],
+    free_gpus: Sequence[FreeGpu],
     holders: Iterable[Holder],
     priority: int,
     steps: Steps | None = None,
@@ -76,61 +76,48 @@ def choose_victims(
     nor where it could not say who may stay.
     """
     steps = steps or Steps(VICTIM_STEPS)
-    as_it_is = _ask(request, unit, rooms, (), steps)
+    as_it_is = _ask(request, unit, free_gpus, (), steps)
     if as_it_is is None or as_it_is is Code.UNDECIDED:
         return () if as_it_is is None else None
     lower = [holder for holder in holders if holder.priority < priority and holder.charges]
-    groups = [[h for h in lower if any(c.gpu == room.uuid for c in h.charges)] for room in rooms]
+    groups = [[h for h in lower if any(c.gpu == one.gpu.uuid for c in h.charges)] for one in free_gpus]
     options = [
         victims
         for group in (*groups, lower)
-        if (victims := _thin_out(request, unit, rooms, group, steps)) is not None
+        if (victims := _thin_out(request, unit, free_gpus, group, steps)) is not None
     ]
     return min(options, key=cost, default=None)
 
 
 def _thin_out(
-    request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], group: Sequence[Holder], steps: Steps
+    request: PodRequest, unit: MemoryUnit, free_gpus: Sequence[FreeGpu], group: Sequence[Holder], steps: Steps
 ) -> tuple[Holder, ...] | None:
     """Spare as many of a group as possible, the most important first, then the smallest; None: no way."""
-    if _ask(request, unit, rooms, group, steps) is not None:
+    if _ask(request, unit, free_gpus, group, steps) is not None:
         return None
     victims = list(group)
     for holder in sorted(group, key=lambda h: (-weight(h), h.mib, h.uid)):
         rest = [victim for victim in victims if victim is not holder]
-        if _ask(request, unit, rooms, rest, steps) is None:
+        if _ask(request, unit, free_gpus, rest, steps) is None:
             victims = rest
     return tuple(victims) if steps.left else None
 
 
 def fits_without(
-    request: PodRequest, unit: MemoryUnit, rooms: Sequence[GpuRoom], gone: Iterable[Holder]
+    request: PodRequest, unit: MemoryUnit, free_gpus: Sequence[FreeGpu], gone: Iterable[Holder]
 ) -> bool:
     """Does the request certainly fit once these pods have ended?"""
-    return _ask(request, unit, rooms, gone, Steps()) is None
+    return _ask(request, unit, free_gpus, gone, Steps()) is None
 
 
 def _ask(
     request: PodRequest,
     unit: MemoryUnit,
-    rooms: Sequence[GpuRoom],
+    free_gpus: Sequence[FreeGpu],
     gone: Iterable[Holder],
     steps: Steps,
 ) -> Reason | None:
     """Why the request does not fit once these pods have ended; None if it does."""
-    freed: dict[str, list[Charge]] = {}
-    for holder in gone:
-        for charge in holder.charges:
-            freed.setdefault(charge.gpu, []).append(charge)
-    after = [
-        replace(
-            room,
-            free_mib=room.free_mib + sum(room.total_mib if c.whole else c.mib for c in freed[room.uuid]),
-            holders=room.holders - len(freed[room.uuid]),
-        )
-        if room.uuid in freed
-        else room
-        for room in rooms
-    ]
+    after = after_charges(free_gpus, [charge for holder in gone for charge in holder.charges], 1)
     verdict = why_not(request, unit, after, steps=steps)
     return None if verdict is None else verdict.code

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Sequence
 
 from gpuslice import names
 from gpuslice.devices.inventory import Apart
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict, refusal, unavailable
 from gpuslice.requests.allocation import Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 
-Rank = Callable[[GpuRoom], tuple[int, ...]]
+Rank = Callable[[FreeGpu], tuple[int, ...]]
 
 
 def lacking(resource: str) -> Code:
@@ -29,7 +29,7 @@ def lacking(resource: str) -> Code:
 
 
 def whole_devices(
-    request: PodRequest, rooms: Sequence[GpuRoom], policy: Policy = BINPACK, *, node: str = ""
+    request: PodRequest, devices: Sequence[FreeGpu], policy: Policy = BINPACK, *, node: str = ""
 ) -> tuple[Grant, ...] | Verdict:
     """The grants of all containers that ask for whole devices, or why there are none.
 
@@ -38,44 +38,46 @@ def whole_devices(
     Replicas are taken of the devices of which the fewest are given out or, if they are packed, the most
     (NVIDIA's policies).
     """
-    if (refused := why_not_whole(request, rooms, node=node)) is not None:
+    if (refused := why_not_whole(request, devices, node=node)) is not None:
         return refused
     grants: list[Grant] = []
     for kind in (kind for kind in request.kinds if kind.whole):
         asking = [container for container in request.containers if container.kind == kind]
-        untouched = [room for room in rooms if kind.is_offered_by(room) and room.untouched]
-        chosen = pick(asking, untouched, rooms, policy)
+        untouched = [device for device in devices if kind.is_offered_by(device.gpu) and device.untouched]
+        chosen = pick(asking, untouched, devices, policy)
         assert chosen is not None  # or it would have been refused
         for container, mine in zip(asking, chosen, strict=True):
-            grants += [Grant(container.name, room.uuid, room.total_mib, whole=True) for room in mine]
+            grants += [
+                Grant(container.name, device.gpu.uuid, device.gpu.memory_mib, whole=True) for device in mine
+            ]
     return tuple(grants)
 
 
-def why_not_whole(request: PodRequest, rooms: Sequence[GpuRoom], *, node: str = "") -> Verdict | None:
+def why_not_whole(request: PodRequest, devices: Sequence[FreeGpu], *, node: str = "") -> Verdict | None:
     """Why there are not the whole devices that a pod asks for; None if there are."""
     kinds = [kind for kind in request.kinds if kind.whole]
     for kind in kinds:
-        wanted, offered = request.count(kind), [room for room in rooms if kind.is_offered_by(room)]
-        untouched = sum(room.untouched for room in offered)
+        wanted, offered = request.count(kind), [one for one in devices if kind.is_offered_by(one.gpu)]
+        untouched = sum(device.untouched for device in offered)
         if untouched < wanted:
             numbers = {"wanted": wanted, "free": untouched}
             code = lacking(kind.resource)
-            free = [room for room in offered if room.free]
+            free = [device for device in offered if device.unused]
             if len(free) >= wanted:
-                code = unavailable(sum(not room.availability.sick for room in free) >= wanted)
+                code = unavailable(sum(not device.gpu.availability.sick for device in free) >= wanted)
             return refusal(code, node, **numbers)
     for kind in kinds:
         asking = [container for container in request.containers if container.kind == kind]
-        offered = [room for room in rooms if kind.is_offered_by(room)]
-        if not possible(0, (), [room for room in offered if room.untouched], asking, alone=True):
+        offered = [device for device in devices if kind.is_offered_by(device.gpu)]
+        if not possible(0, (), [device for device in offered if device.untouched], asking, alone=True):
             code = Code.SAME_DEVICE
-            free = [room for room in offered if room.free]
+            free = [device for device in offered if device.unused]
             if possible(0, (), free, asking, alone=True):
-                well = [room for room in free if not room.availability.sick]
+                well = [device for device in free if not device.gpu.availability.sick]
                 code = unavailable(possible(0, (), well, asking, alone=True))
             numbers = {
                 "wanted": max(container.whole for container in asking),
-                "free": len({_group(room) for room in offered if room.untouched}),
+                "free": len({_group(device) for device in offered if device.untouched}),
             }
             return refusal(code, node, **numbers)
     return None
@@ -83,75 +85,81 @@ def why_not_whole(request: PodRequest, rooms: Sequence[GpuRoom], *, node: str = 
 
 def pick(
     asking: Sequence[ContainerRequest],
-    free: Sequence[GpuRoom],
-    rooms: Sequence[GpuRoom],
+    free: Sequence[FreeGpu],
+    devices: Sequence[FreeGpu],
     policy: Policy = BINPACK,
     *,
     beside: Collection[str] = (),
-) -> list[tuple[GpuRoom, ...]] | None:
+) -> list[tuple[FreeGpu, ...]] | None:
     """Devices of one resource for each of these containers of a pod, from the `free` ones; None: impossible.
 
-    `rooms` are all of the node. `beside`: UUIDs that the first container has already; they are given out.
+    `devices` are all of the node. `beside`: UUIDs that the first container has already; they are given out.
     Sidecars and apps get devices of their own, init containers what is left when their turn comes.
     """
-    if any(room.apart is Apart.ALONE for room in rooms if room.uuid in beside):
+    if any(device.gpu.apart is Apart.ALONE for device in devices if device.gpu.uuid in beside):
         return None
     # Where no device minds what else a container has, whatever is left will do for the others.
-    plain = all(room.apart is Apart.NO for room in free)
+    plain = all(device.gpu.apart is Apart.NO for device in free)
     left = list(free)
-    chosen: list[tuple[GpuRoom, ...]] = []
+    chosen: list[tuple[FreeGpu, ...]] = []
     for position, container in enumerate(asking):
         later = asking[position + 1 :] if container.role is not Role.INIT else ()
-        mine: list[GpuRoom] = []
-        barred = {_group(room) for room in rooms if room.uuid in beside} if not position else set()
+        mine: list[FreeGpu] = []
+        barred = {_group(one) for one in devices if one.gpu.uuid in beside} if not position else set()
         alone = container.whole == 1 and not barred
         while len(mine) < container.whole:
-            taken = {room.uuid for room in free} - {room.uuid for room in left}
-            rank = _rank(rooms, taken.union(beside), mine, policy)
+            taken = {device.gpu.uuid for device in free} - {device.gpu.uuid for device in left}
+            rank = _rank(devices, taken.union(beside), mine, policy)
             suited = [
-                one for one in left if _group(one) not in barred and (alone or one.apart is not Apart.ALONE)
+                one
+                for one in left
+                if _group(one) not in barred and (alone or one.gpu.apart is not Apart.ALONE)
             ]
             missing = container.whole - len(mine) - 1
-            for room in sorted(suited, key=rank):
-                rest = [one for one in left if one is not room]
-                if plain or possible(missing, barred | {_group(room)}, rest, later, alone=alone):
+            for device in sorted(suited, key=rank):
+                rest = [one for one in left if one is not device]
+                if plain or possible(missing, barred | {_group(device)}, rest, later, alone=alone):
                     break
             else:
                 return None
-            mine.append(room)
+            mine.append(device)
             left = rest
-            barred.add(_group(room))
+            barred.add(_group(device))
         chosen.append(tuple(mine))
         if container.role is Role.INIT:
             left = [*mine, *left]
     return chosen
 
 
-def _group(room: GpuRoom) -> str:
+def _group(device: FreeGpu) -> str:
     """Of one group a container can have one."""
-    return room.uuid if room.apart is Apart.NO else room.device
+    return device.gpu.uuid if device.gpu.apart is Apart.NO else device.gpu.device
 
 
-def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRoom], policy: Policy) -> Rank:
+def _rank(
+    devices: Sequence[FreeGpu], taken: Collection[str], mine: Sequence[FreeGpu], policy: Policy
+) -> Rank:
     """How good a device is, the lower the better. `taken` for the pod, `mine` of it for this container.
 
     What is taken counts as given out, as with NVIDIA's plugin: packed ones of one container are of one GPU.
     """
     out = Counter(
-        room.device for room in rooms if room.uuid != room.device and (room.holders or room.uuid in taken)
+        device.gpu.device
+        for device in devices
+        if device.gpu.uuid != device.gpu.device and (device.holders or device.gpu.uuid in taken)
     )
-    picked = Counter(room.device for room in mine)
-    in_use = Counter(room.parent for room in rooms if room.holders and room.parent)
+    picked = Counter(device.gpu.device for device in mine)
+    in_use = Counter(device.gpu.parent for device in devices if device.holders and device.gpu.parent)
 
-    def rank(room: GpuRoom) -> tuple[int, ...]:
-        given = -out[room.device] if room.packed else out[room.device]
+    def rank(device: FreeGpu) -> tuple[int, ...]:
+        given = -out[device.gpu.device] if device.gpu.packed else out[device.gpu.device]
         return (
-            room.shareable,
+            device.gpu.shareable,
             given,
-            picked[room.device],
-            room.total_mib,
-            policy.device(in_use[room.parent]),
-            room.index,
+            picked[device.gpu.device],
+            device.gpu.memory_mib,
+            policy.device(in_use[device.gpu.parent]),
+            device.gpu.index,
         )
 
     return rank
@@ -160,7 +168,7 @@ def _rank(rooms: Sequence[GpuRoom], taken: Collection[str], mine: Sequence[GpuRo
 def possible(
     missing: int,
     barred: Collection[str],
-    left: Sequence[GpuRoom],
+    left: Sequence[FreeGpu],
     later: Sequence[ContainerRequest],
     *,
     alone: bool,
@@ -171,7 +179,7 @@ def possible(
     group instead, it can change places with another that has one of the larger.
     """
     sizes = Counter(map(_group, left))
-    lonely = {_group(room) for room in left if room.apart is Apart.ALONE}
+    lonely = {_group(device) for device in left if device.gpu.apart is Apart.ALONE}
 
     def take(count: int, barred: Collection[str], *, alone: bool, keep: bool = False) -> bool:
         groups = [

@@ -15,10 +15,10 @@ from gpuslice.devices.inventory import Gpu
 from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.migcluster import MigDemand
 from gpuslice.placement.migdemand import plan_demand
 from gpuslice.placement.node import place
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import FITS, Code, Verdict, unavailable
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest
@@ -175,30 +175,30 @@ def _why_there(record: PodRecord, allocation: Allocation, cluster: Cluster) -> s
     gpus = cluster.gpus(record.node)
     assert gpus is not None
     mine = {charge.gpu: charge.mib for charge in record.charges}
-    rooms = [
+    free_gpus = [
         replace(
-            room,
-            free_mib=room.free_mib + mine.get(room.uuid, 0),
-            holders=room.holders - (room.uuid in mine),
+            one,
+            free_mib=one.free_mib + mine.get(one.gpu.uuid, 0),
+            holders=one.holders - (one.gpu.uuid in mine),
         )
-        for room in cluster.fleet.rooms(record.node)
+        for one in cluster.fleet.free_gpus(record.node)
     ]
-    choice = place(record.request, gpus.unit, rooms, cluster.policy, node=record.node)
+    choice = place(record.request, gpus.unit, free_gpus, cluster.policy, node=record.node)
     if isinstance(choice, Verdict):
         return f"the node as it is now would not take it again: {choice.message}"
     if choice.gpus != allocation.gpus:
-        indexes = ", ".join(f"GPU{room.index}" for room in rooms if room.uuid in choice.gpus)
+        indexes = ", ".join(f"GPU{one.gpu.index}" for one in free_gpus if one.gpu.uuid in choice.gpus)
         return f"the choice fell when the node looked different; today it would be {indexes}"
     if any(device_of(uuid) != uuid for uuid in choice.gpus):
-        packed = any(room.packed for room in rooms if room.uuid in choice.gpus)
+        packed = any(one.gpu.packed for one in free_gpus if one.gpu.uuid in choice.gpus)
         return f"of the GPU of which the {'most' if packed else 'fewest'} replicas were given out"
     if record.request.whole:
         return "the smallest that nobody used"
-    chosen = [room for room in rooms if room.uuid in choice.gpus]
-    fitting = [room for room in rooms if room.available and room.free_mib >= min(mine.values())]
+    chosen = [one for one in free_gpus if one.gpu.uuid in choice.gpus]
+    fitting = [one for one in free_gpus if one.gpu.available and one.free_mib >= min(mine.values())]
     if len(fitting) == len(chosen):
         return "no other GPU of the node has the room"
-    free = ", ".join(f"{_size(room.free_mib, gpus.unit)} free on GPU{room.index}" for room in chosen)
+    free = ", ".join(f"{_size(one.free_mib, gpus.unit)} free on GPU{one.gpu.index}" for one in chosen)
     return f"{cluster.policy.name}: {cluster.policy.reason(free)}"
 
 
@@ -218,7 +218,7 @@ def _if_cut(request: PodRequest, node: Node, cluster: Cluster) -> str:
     """What becomes of the pod where GPUs are cut on demand, as the planner sees it; "" elsewhere."""
     try:
         cuts = decode_cuts(node.annotations)
-        gpus = demand_gpus(node, cuts, cluster.fleet.rooms(node.name)) if cuts else []
+        gpus = demand_gpus(node, cuts, cluster.fleet.free_gpus(node.name)) if cuts else []
     except InputError as error:
         return f"; {error}"
     if not gpus:
@@ -247,13 +247,16 @@ def _node_verdict(
         told.insert(-1 if of_gpus else len(told), Refused("GPU", Verdict(Code.NOT_GPU_NODE, view.problem)))
     if gpus is None:
         return NodeVerdict(node.name, tuple(told))
-    rooms = cluster.fleet.rooms(node.name)
-    chosen = of_gpus or place(request, gpus.unit, rooms, cluster.policy, node=node.name)
+    free_gpus = cluster.fleet.free_gpus(node.name)
+    chosen = of_gpus or place(request, gpus.unit, free_gpus, cluster.policy, node=node.name)
     favourites = chosen.gpus if isinstance(chosen, Allocation) else ()
     return NodeVerdict(
         node.name,
         tuple(told),
-        tuple(_gpu_verdict(request, room, gpus.unit, gpus.at(room.index), favourites) for room in rooms),
+        tuple(
+            GpuVerdict(one.gpu, one.free_mib, _of_gpu(request, one, gpus.unit, favourites))
+            for one in free_gpus
+        ),
     )
 
 
@@ -277,28 +280,22 @@ def _with_numbers(verdict: Verdict, unit: MemoryUnit) -> str:
     return verdict.message
 
 
-def _gpu_verdict(
-    request: PodRequest, room: GpuRoom, unit: MemoryUnit, gpu: Gpu | None, favourites: Sequence[str]
-) -> GpuVerdict:
-    assert gpu is not None
-    return GpuVerdict(gpu, room.free_mib, _of_gpu(request, room, unit, favourites))
-
-
-def _of_gpu(request: PodRequest, room: GpuRoom, unit: MemoryUnit, favourites: Sequence[str]) -> Verdict:
-    free = f"{_size(room.free_mib, unit)} of {_size(room.total_mib, unit)} free"
-    if room.resource not in request.devices and not (request.units and room.shareable):
-        return Verdict(Code.NOT_GPU_NODE, f"is one {room.resource}, which the pod does not ask for")
-    alone = place(request, unit, [room])
+def _of_gpu(request: PodRequest, one: FreeGpu, unit: MemoryUnit, favourites: Sequence[str]) -> Verdict:
+    gpu = one.gpu
+    free = f"{_size(one.free_mib, unit)} of {_size(gpu.memory_mib, unit)} free"
+    if gpu.resource not in request.devices and not (request.units and gpu.shareable):
+        return Verdict(Code.NOT_GPU_NODE, f"is one {gpu.resource}, which the pod does not ask for")
+    alone = place(request, unit, [one])
     if isinstance(alone, Allocation):
-        return Verdict(Code.FITS, f"fits, {free}" + (": the choice" if room.uuid in favourites else ""))
-    if room.uuid in favourites:
+        return Verdict(Code.FITS, f"fits, {free}" + (": the choice" if gpu.uuid in favourites else ""))
+    if gpu.uuid in favourites:
         return Verdict(Code.FITS, f"takes a part, {free}: chosen with others")
-    if not room.available:
-        return Verdict(unavailable(room.availability.closed), str(room.availability))
-    if room.untouched and (wanted := request.devices.get(room.resource, 0)) > 1:
+    if not gpu.available:
+        return Verdict(unavailable(gpu.availability.closed), str(gpu.availability))
+    if one.untouched and (wanted := request.devices.get(gpu.resource, 0)) > 1:
         return Verdict(alone.code, f"free, one of {wanted} that are needed")
-    if request.whole and room.holders:
-        pods = f"{room.holders} pod{'s' if room.holders > 1 else ''}"
+    if request.whole and one.holders:
+        pods = f"{one.holders} pod{'s' if one.holders > 1 else ''}"
         return Verdict(alone.code, f"in use by {pods}, {free}")
     return Verdict(alone.code, f"too little room, {free}")
 

@@ -120,9 +120,9 @@ class MigDemandController:
         def idle_long(cut: CutGpu, used: Collection[str]) -> Collection[int]:
             return self._idle_long(cut, used, now, idle)
 
-        rooms = self._cluster.fleet.rooms(node.name)
+        free_gpus = self._cluster.fleet.free_gpus(node.name)
         try:
-            return tuple(demand_gpus(node, self._read(node), rooms, idle_long=idle_long, alone=alone))
+            return tuple(demand_gpus(node, self._read(node), free_gpus, idle_long=idle_long, alone=alone))
         except Exception as error:  # one node's annotations must not end what is done for the others
             what = "a node is left as it is"
             self._warnings.warning(what, key=f"{what}: {node.name}", node=node.name, error=reason(error))

@@ -11,9 +11,9 @@ from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.migdemand import DemandGpu
 from gpuslice.placement.migrestore import plan_restore
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.pod import PodRequest
 
@@ -33,21 +33,21 @@ def profiles_of(request: PodRequest) -> dict[MigProfile, int]:
 def demand_gpus(
     node: Node,
     cuts: Iterable[CutGpu],
-    rooms: Iterable[GpuRoom],
+    free_gpus: Iterable[FreeGpu],
     *,
     idle_long: IdleLong = lambda _cut, _used: (),
     alone: bool = False,
 ) -> list[DemandGpu]:
-    """The node's GPUs, of which its agent published `cuts`, with what pods leave of them (`rooms`).
+    """The node's GPUs, of which its agent published `cuts`, with what pods leave of them (`free_gpus`).
 
     A GPU counts as it was told to become, if it can still become so; `alone`: as it is, and it stays so.
     Raises InputError for a policy or a wish that cannot be read.
     """
     policy = MigPolicy.of(node.labels)
     wanted = {} if alone else decode_wanted(node.annotations)
-    by_uuid = {room.uuid: room for room in rooms}
-    used = {device_of(uuid) for uuid, room in by_uuid.items() if not room.free}
-    shut = {device_of(uuid) for uuid, room in by_uuid.items() if not room.available}
+    by_uuid = {one.gpu.uuid: one for one in free_gpus}
+    used = {device_of(uuid) for uuid, one in by_uuid.items() if not one.unused}
+    shut = {device_of(uuid) for uuid, one in by_uuid.items() if not one.gpu.available}
     found = []
     for cut in cuts:
         now = cut.marked(used)

@@ -83,8 +83,8 @@ class Planner:
         if not demand.request:
             return True
         holders = [r.holder for r in self._cluster.pods_on(node) if r.priority < demand.priority]
-        rooms = self._cluster.fleet.rooms(node)
-        return gpus is not None and fits_without(demand.request, gpus.unit, rooms, holders)
+        free_gpus = self._cluster.fleet.free_gpus(node)
+        return gpus is not None and fits_without(demand.request, gpus.unit, free_gpus, holders)
 
     async def plan(self, waiting: WaitingPod, spared: Collection[str] = ()) -> Plan | None:
         """The cheapest way to make the pod fit somewhere, or None. `spared`: uids that must stay.
@@ -132,13 +132,13 @@ class Planner:
         victims: list[AssignedPod] = []
         if demand.request:
             gpus = self._cluster.gpus(node)
-            rooms = self._nominations.rooms_beside(kept, node, self._cluster.fleet.rooms(node))
-            if gpus is None or rooms is None:
+            free_gpus = self._nominations.free_beside(kept, node, self._cluster.fleet.free_gpus(node))
+            if gpus is None or free_gpus is None:
                 return None
             holders = [r.holder for r in self._cluster.pods_on(node) if r.uid in lower]
-            if not fits_without(demand.request, gpus.unit, rooms, holders):
+            if not fits_without(demand.request, gpus.unit, free_gpus, holders):
                 return None
-            chosen = choose_victims(demand.request, gpus.unit, rooms, holders, demand.priority)
+            chosen = choose_victims(demand.request, gpus.unit, free_gpus, holders, demand.priority)
             if chosen is None:
                 return None
             victims = [lower[holder.uid] for holder in chosen]

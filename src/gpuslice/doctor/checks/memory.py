@@ -79,19 +79,19 @@ def _unpublished(facts: Facts) -> Iterator[Finding]:
 
 def _overcommitted(facts: Facts, view: NodeView) -> Iterator[Finding]:
     records = facts.cluster.pods_on(view.name)
-    for room in facts.cluster.fleet.rooms(view.name):
-        if room.free_mib >= 0:
+    for one in facts.cluster.fleet.free_gpus(view.name):
+        if one.free_mib >= 0:
             continue
-        holders = [record for record in records if any(c.gpu == room.uuid for c in record.charges)]
+        holders = [record for record in records if any(c.gpu == one.gpu.uuid for c in record.charges)]
         newest = max(holders, key=lambda record: (-record.priority, record.key))
         yield Finding(
             Area.MEMORY,
             "gpu-overcommitted",
             Level.ERROR,
             f"Node/{view.name}",
-            f"GPU{room.index} ({room.uuid}) of node {view.name} has {room.total_mib} MiB, but "
-            f"{room.total_mib - room.free_mib} MiB of it are promised, to pod "
+            f"GPU{one.gpu.index} ({one.gpu.uuid}) of node {view.name} has {one.gpu.memory_mib} MiB, but "
+            f"{one.gpu.memory_mib - one.free_mib} MiB of it are promised, to pod "
             f"{listed(record.key for record in holders)}: whoever comes last runs out of memory",
             f"kubectl -n {newest.namespace} delete pod {newest.name}   # it is placed anew",
-            {"total_mib": room.total_mib, "free_mib": room.free_mib, "pods": len(holders)},
+            {"total_mib": one.gpu.memory_mib, "free_mib": one.free_mib, "pods": len(holders)},
         )

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
-from gpuslice.devices.availability import closed
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import Apart, NodeGpus
 from gpuslice.devices.preferred import nearest
@@ -18,14 +16,12 @@ from gpuslice.devices.sharing import device_of
 from gpuslice.node.grants.deviceids import DeviceIds
 from gpuslice.node.grants.held import GrantCode, Held, Owner, WaitingContainer
 from gpuslice.node.grants.nodepod import NodePod
+from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.node import place
-from gpuslice.placement.room import GpuRoom
 from gpuslice.placement.verdict import Code, Verdict, unavailable
 from gpuslice.placement.whole import lacking, pick
 from gpuslice.requests.kinds import Kind
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
-
-_NOT_OFFERED: Final = closed("the kubelet does not offer it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +70,18 @@ class Question:
             return None
         return tuple(device_id for uuid in gpus for device_id in self.free[uuid][:each])
 
-    def rooms(self, but: str = "") -> list[GpuRoom]:
+    def free_gpus(self, but: str = "") -> list[FreeGpu]:
         """What is left of each GPU once every planned pod but that one has come into its own."""
         promised, busy = self._promised(but)
-        rooms = []
+        free_gpus = []
         for gpu in self.gpus.gpus:
             spare = len(self.free.get(gpu.uuid, ()))
             # What the kubelet does not offer is no choice, however little it is.
             offered = spare or not self.kind.whole or gpu.uuid in busy
-            rooms.append(
-                GpuRoom(
-                    gpu.index,
-                    gpu.uuid,
-                    self.kind.mib(self.gpus, gpu.uuid, spare) - promised.get(gpu.uuid, 0),
-                    gpu.memory_mib,
-                    int(gpu.uuid in busy),
-                    gpu.availability if offered else _NOT_OFFERED,
-                    gpu.resource,
-                    gpu.parent,
-                    gpu.shareable,
-                    gpu.apart,
-                    gpu.packed,
-                )
-            )
-        return rooms
+            left = self.kind.mib(self.gpus, gpu.uuid, spare) - promised.get(gpu.uuid, 0)
+            known = gpu if offered else gpu.closed("the kubelet does not offer it")
+            free_gpus.append(FreeGpu(known, left, int(gpu.uuid in busy)))
+        return free_gpus
 
     def _promised(self, but: str) -> tuple[Mapping[str, int], Collection[str]]:
         """MiB of each GPU that pods are still to get, and the GPUs that are held or promised."""
@@ -163,38 +147,38 @@ def choose(
             if gpus != one.planned:
                 # Not where it was planned: what others were promised there stays theirs.
                 least = question.gpus.unit.to_mib(question.size)
-                if any(r.uuid in gpus and r.free_mib < least for r in question.rooms(one.pod.uid)):
+                if any(r.gpu.uuid in gpus and r.free_mib < least for r in question.free_gpus(one.pod.uid)):
                     continue
             if (taken := question.take(gpus)) is not None:
                 return taken, one.owner
     stranger = PodRequest((ContainerRequest("", Role.APP, question.kind, question.size),))
     for asking in waiting or (None,):
         request = _rest(asking, question.kind) if asking else stranger
-        rooms = question.rooms(asking.pod.uid if asking else "")
-        placed = place(request, question.gpus.unit, rooms)
+        free_gpus = question.free_gpus(asking.pod.uid if asking else "")
+        placed = place(request, question.gpus.unit, free_gpus)
         if isinstance(placed, Verdict):
             continue
         gpus = tuple(grant.gpu for grant in placed.of(request.containers[0].name))
-        if (taken := question.take(_near(question, rooms, gpus))) is not None:
+        if (taken := question.take(_near(question, free_gpus, gpus))) is not None:
             return taken, asking.owner if asking else None
     return _why_not(question, waiting)
 
 
 def _near(
-    question: Question, rooms: Sequence[GpuRoom], gpus: tuple[str, ...], kept: Collection[str] = ()
+    question: Question, free_gpus: Sequence[FreeGpu], gpus: tuple[str, ...], kept: Collection[str] = ()
 ) -> tuple[str, ...]:
     """As many whole GPUs, the nearest to each other that are free; `kept` are there already."""
     uuids = {gpu.uuid for gpu in question.machine if gpu.links}
     wanted = {*gpus, *kept}
     if not question.kind.whole or len(wanted) < 2 or not wanted <= uuids:
         return gpus
-    free = [room.uuid for room in _untouched(question, rooms)]
+    free = [one.gpu.uuid for one in _untouched(question, free_gpus)]
     found = nearest(question.machine, free, kept, len(wanted))
     return tuple(uuid for uuid in found if uuid not in kept)
 
 
-def _untouched(question: Question, rooms: Sequence[GpuRoom]) -> list[GpuRoom]:
-    return [room for room in rooms if question.kind.is_offered_by(room) and room.untouched]
+def _untouched(question: Question, free_gpus: Sequence[FreeGpu]) -> list[FreeGpu]:
+    return [one for one in free_gpus if question.kind.is_offered_by(one.gpu) and one.untouched]
 
 
 def _more(question: Question, kept: Sequence[str], missing: int) -> Sequence[str]:
@@ -202,10 +186,10 @@ def _more(question: Question, kept: Sequence[str], missing: int) -> Sequence[str
     asking = ContainerRequest("", Role.APP, question.kind, missing)
     pod = next((h.owner.uid for h in question.held if h.owner and h.ids & frozenset(kept)), "")
     for alone in (False, True):
-        rooms = (replace(question, pods={}) if alone else question).rooms(pod)
-        untouched = _untouched(question, rooms)
-        if len(untouched) >= missing and (chosen := pick([asking], untouched, rooms, beside=kept)):
-            return _near(question, rooms, tuple(room.uuid for room in chosen[0]), kept)
+        free_gpus = (replace(question, pods={}) if alone else question).free_gpus(pod)
+        untouched = _untouched(question, free_gpus)
+        if len(untouched) >= missing and (chosen := pick([asking], untouched, free_gpus, beside=kept)):
+            return _near(question, free_gpus, tuple(one.gpu.uuid for one in chosen[0]), kept)
     return ()
 
 
@@ -221,10 +205,10 @@ def _safe_for_all(
     needs = [_need_here(one) for one in waiting]
     if len(set(needs)) < 2 or any(one.container.across > 1 for one in waiting):
         return None
-    rooms = question.rooms()
+    free_gpus = question.free_gpus()
     planned = [uuid for one in waiting for uuid in one.planned]
-    rest = [room.uuid for room in sorted(rooms, key=lambda room: (room.free_mib, room.index))]
-    left = {room.uuid: room.free_mib for room in rooms if room.available}
+    rest = [one.gpu.uuid for one in sorted(free_gpus, key=lambda one: (one.free_mib, one.gpu.index))]
+    left = {one.gpu.uuid: one.free_mib for one in free_gpus if one.gpu.available}
     for uuid in dict.fromkeys(planned + rest):
         taken = question.take((uuid,))
         if taken is not None and all(
