@@ -50,7 +50,7 @@ class Lab:
     def __init__(self, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = SimulatedDriver(DevicesFile.parse(HEAD + text).machine("n1"))
         self.folder = folder
-        monkeypatch.setattr("gpuslice.cli.mig.work.driver_of", lambda devices, node: self.driver)
+        monkeypatch.setattr("gpuslice.node.mig.standalone.driver_of", lambda devices, node: self.driver)
 
     def layouts(self) -> list[str]:
         return [
@@ -369,7 +369,7 @@ def test_what_the_kubelet_says_pods_hold_stays(
         assert socket == tmp_path / "pod-resources" / "kubelet.sock"
         return frozenset({first.uuid})
 
-    monkeypatch.setattr("gpuslice.cli.mig.work.held_by_pods", held)
+    monkeypatch.setattr("gpuslice.node.mig.standalone.held_by_pods", held)
     before = machine.driver.query()
     for command in ("plan", "apply"):
         result = machine.run(command, "-c", "all-1g.5gb", "--kubelet-dir", str(tmp_path))

@@ -12,13 +12,13 @@ import click
 
 from gpuslice.cli import options
 from gpuslice.cli.mig.report import report, table
-from gpuslice.cli.mig.work import Choice, Workplace
 from gpuslice.cli.node.command import show
 from gpuslice.cli.output import print_as
 from gpuslice.cli.process import run
 from gpuslice.errors import InputError
 from gpuslice.node.assembly import KUBELET_DIR
 from gpuslice.node.mig.executor import GpuPlan
+from gpuslice.node.mig.standalone import Choice, StandaloneMachine
 
 T = TypeVar("T")
 Command = Callable[..., None]
@@ -135,7 +135,7 @@ def plan(
     output: str | None,
 ) -> None:
     choice = Choice(config_file, selected_config)
-    plans = _work(devices, node, lambda place: place.plan(choice), kubelet_dir)
+    plans = _work(devices, node, lambda machine: machine.plan(choice), kubelet_dir)
     _show(plans, output=output, mode_only=mode_only)
 
 
@@ -170,9 +170,9 @@ def apply(
 ) -> None:
     choice = Choice(config_file, selected_config)
 
-    def work(place: Workplace) -> tuple[GpuPlan, ...]:
+    def work(machine: StandaloneMachine) -> tuple[GpuPlan, ...]:
         return _told(
-            place, place.apply(choice, mode_only=mode_only, skip_reset=skip_reset), output, mode_only
+            machine, machine.apply(choice, mode_only=mode_only, skip_reset=skip_reset), output, mode_only
         )
 
     _work(devices, node, work, kubelet_dir)
@@ -208,10 +208,10 @@ def check(
 ) -> None:
     choice = Choice(config_file, selected_config)
     if valid_config:
-        _work(devices, node, lambda place: choice.specs(place.machine()))
+        _work(devices, node, lambda machine: choice.specs(machine.machine()))
         click.echo("Selected MIG configuration is valid")
         return
-    _work(devices, node, lambda place: place.check(choice, mode_only=mode_only))
+    _work(devices, node, lambda machine: machine.check(choice, mode_only=mode_only))
     what = "MIG mode settings from configuration" if mode_only else "MIG configuration"
     click.echo(f"Selected {what} currently applied")
 
@@ -241,7 +241,7 @@ def check(
     help="What to call the configuration.",
 )
 def export(devices: Path | None, node: str, output_format: str, config_label: str) -> None:
-    click.echo(_work(devices, node, lambda place: place.export(config_label, output_format)), nl=False)
+    click.echo(_work(devices, node, lambda machine: machine.export(config_label, output_format)), nl=False)
 
 
 @mig.command(
@@ -271,7 +271,7 @@ def export(devices: Path | None, node: str, output_format: str, config_label: st
 )
 def generate_config(devices: Path | None, node: str, output_file: Path | None, output_format: str) -> None:
 
-    text = _work(devices, node, lambda place: place.standard(output_format))
+    text = _work(devices, node, lambda machine: machine.standard(output_format))
     if output_file is None:
         click.echo(text, nl=False)
         return
@@ -290,7 +290,7 @@ def generate_config(devices: Path | None, node: str, output_file: Path | None, o
 @_checkpoint_file("Where to write.")
 @_node
 def checkpoint(checkpoint_file: Path, devices: Path | None, node: str) -> None:
-    _work(devices, node, lambda place: place.checkpoint(checkpoint_file))
+    _work(devices, node, lambda machine: machine.checkpoint(checkpoint_file))
     click.echo("MIG configuration checkpointed successfully")
 
 
@@ -308,45 +308,45 @@ def checkpoint(checkpoint_file: Path, devices: Path | None, node: str) -> None:
 def restore(
     checkpoint_file: Path, devices: Path | None, node: str, kubelet_dir: Path, output: str | None
 ) -> None:
-    def work(place: Workplace) -> tuple[GpuPlan, ...]:
-        return _told(place, place.restore(checkpoint_file), output, mode_only=False)
+    def work(machine: StandaloneMachine) -> tuple[GpuPlan, ...]:
+        return _told(machine, machine.restore(checkpoint_file), output, mode_only=False)
 
     _work(devices, node, work, kubelet_dir)
     _say("MIG configuration restored successfully", output)
 
 
 def _work(
-    devices: Path | None, node: str, work: Callable[[Workplace], T], kubelet_dir: Path | None = None
+    devices: Path | None, node: str, work: Callable[[StandaloneMachine], T], kubelet_dir: Path | None = None
 ) -> T:
     """Do it in a thread, since a driver's calls block; Ctrl-C waits until the steps are done."""
 
     async def working() -> T:
-        place = await asyncio.to_thread(Workplace, devices, node)
-        found = await asyncio.to_thread(place.query)
+        machine = await asyncio.to_thread(StandaloneMachine, devices, node)
+        found = await asyncio.to_thread(machine.query)
         for index, reason in found.silent:
             click.echo(f"warning: GPU {index} is left out: {reason}", err=True)
-        if kubelet_dir is not None and (warning := await place.ask_kubelet(kubelet_dir)) is not None:
+        if kubelet_dir is not None and (warning := await machine.ask_kubelet(kubelet_dir)) is not None:
             click.echo(f"warning: {warning}", err=True)
-        return await asyncio.to_thread(work, place)
+        return await asyncio.to_thread(work, machine)
 
     return run(working())
 
 
 def _told(
-    place: Workplace, plans: tuple[GpuPlan, ...], output: str | None, mode_only: bool
+    machine: StandaloneMachine, plans: tuple[GpuPlan, ...], output: str | None, mode_only: bool
 ) -> tuple[GpuPlan, ...]:
     """Print what was done, and for GPUs on paper what is there now."""
     _show(plans, output=output, mode_only=mode_only)
-    waiting = place.waiting()
+    waiting = machine.waiting()
     if waiting:
         indexes = ",".join(map(str, waiting))
         click.echo(
             f"warning: MIG's mode waits for a reset: nvidia-smi --gpu-reset -i {indexes}, or a reboot",
             err=True,
         )
-    if place.on_paper and not output:
+    if machine.on_paper and not output:
         click.echo("The GPUs on paper would then be (the file is not changed):")
-        show(place.query(), output=None)
+        show(machine.query(), output=None)
     return plans
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from gpuslice.capacity.aks import cluster_of
+from gpuslice.capacity.akspools import AksPools
+from gpuslice.capacity.clusterpools import ClusterPools, in_one_process
 from gpuslice.capacity.nodepool import GPUNodePool, PoolFields, read_pairs
 from gpuslice.cli import options
 from gpuslice.cli.nodepool import aks
-from gpuslice.cli.nodepool.aksdesk import AksDesk
-from gpuslice.cli.nodepool.poolwork import PoolDesk, in_one_process
 from gpuslice.cli.nodepool.report import PoolsReport, details, report, table
 from gpuslice.cli.output import print_as
 from gpuslice.cli.process import run
@@ -21,12 +21,26 @@ from gpuslice.clock import SystemClock
 from gpuslice.errors import InputError
 from gpuslice.kube.http import connected
 
-Desk = PoolDesk | AksDesk
+Pools = ClusterPools | AksPools
 Command = Callable[..., None]
 
 PROFILES = ("MIG1g", "MIG2g", "MIG3g", "MIG4g", "MIG7g")
 NONE = "none"
 """The profile of GPUs that are whole, for `update`."""
+OPTIONS = {
+    "name": "NAME",
+    "vmSize": "--node-vm-size",
+    "count": "--node-count",
+    "minCount": "--min-count",
+    "maxCount": "--max-count",
+    "gpuInstanceProfile": "--gpu-instance-profile",
+    "migStrategy": "--mig-strategy",
+    "migPolicy": "--mig-policy",
+    "nodeLabels": "--labels",
+    "nodeTaints": "--node-taints",
+    "selector": "--selector",
+}
+"""How the fields of a pool are called on the command line."""
 
 
 @click.group(
@@ -172,8 +186,8 @@ def add(
             selector=read_pairs(selector, "--selector") or None,
         )
 
-    async def work(desk: Desk) -> None:
-        _print(await desk.add(name, fields(), wait=not no_wait), output)
+    async def work(pools: Pools) -> None:
+        _print(await pools.add(name, fields(), wait=not no_wait), output)
 
     _run(where, work)
 
@@ -265,8 +279,8 @@ def update(
             raise InputError("nothing to change; say what, such as --node-count 2")
         return changes
 
-    async def work(desk: Desk) -> None:
-        _print(await desk.update(name, change, wait=not no_wait), output)
+    async def work(pools: Pools) -> None:
+        _print(await pools.update(name, change, wait=not no_wait), output)
 
     _run(where, work)
 
@@ -280,12 +294,12 @@ def update(
 @aks.where
 @options.output
 def list_(where: aks.Where, output: str | None) -> None:
-    async def work(desk: Desk) -> None:
-        pools = [report(pool) for pool in await desk.list()]
+    async def work(pools: Pools) -> None:
+        reports = [report(pool) for pool in await pools.list()]
         if output is not None:
-            print_as(PoolsReport(pools), output)
-        elif pools:
-            click.echo(table(pools), nl=False)
+            print_as(PoolsReport(reports), output)
+        elif reports:
+            click.echo(table(reports), nl=False)
         else:
             click.echo("there are no node pools")
 
@@ -300,8 +314,8 @@ def list_(where: aks.Where, output: str | None) -> None:
 @_named
 @options.output
 def show(where: aks.Where, name: str, output: str | None) -> None:
-    async def work(desk: Desk) -> None:
-        _print(await desk.get(name), output)
+    async def work(pools: Pools) -> None:
+        _print(await pools.get(name), output)
 
     _run(where, work)
 
@@ -316,8 +330,8 @@ def show(where: aks.Where, name: str, output: str | None) -> None:
 @_named
 @_no_wait
 def delete(where: aks.Where, name: str, no_wait: bool) -> None:
-    async def work(desk: Desk) -> None:
-        await desk.delete(name, wait=not no_wait)
+    async def work(pools: Pools) -> None:
+        await pools.delete(name, wait=not no_wait)
 
     _run(where, work)
 
@@ -334,7 +348,7 @@ def _print(pool: GPUNodePool, output: str | None) -> None:
         click.echo(details(report(pool)), nl=False)
 
 
-def _run(where: aks.Where, work: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
+def _run(where: aks.Where, work: Callable[[Pools], Coroutine[Any, Any, None]]) -> None:
 
     async def connect() -> None:
         named = where.resource_group or where.cluster_name
@@ -345,12 +359,21 @@ def _run(where: aks.Where, work: Callable[[Desk], Coroutine[Any, Any, None]]) ->
         elif (
             cluster := cluster_of(where.subscription, where.resource_group, where.cluster_name)
         ) is not None:
-            await work(AksDesk(partial(aks.provider, cluster), _tell))
+            await work(AksPools(partial(aks.provider, cluster), _tell))
             return
         async with connected(where.kubeconfig) as client:
-            await work(PoolDesk(client, SystemClock(), _tell))
+            await work(ClusterPools(client, SystemClock(), _tell))
 
-    run(connect())
+    async def by_option() -> None:
+        try:
+            await connect()
+        except InputError as error:
+            option = OPTIONS.get(error.field.partition("[")[0])
+            if option is None:
+                raise
+            raise InputError(str(error).removeprefix(f"{error.field}: "), field=option) from error
+
+    run(by_option())
 
 
 def _tell(text: str) -> None:

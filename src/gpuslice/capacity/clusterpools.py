@@ -1,4 +1,4 @@
-"""What `gpuslice nodepool` does in a cluster: writes GPUNodePools and follows what becomes of them."""
+"""The node pools of a cluster, as a client: writes GPUNodePools and follows what becomes of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gpuslice.capacity.nodepatch import read_record
 from gpuslice.capacity.nodepool import (
     POOLS,
     READY,
-    DesiredPool,
     GPUNodePool,
     PoolFields,
     pool_object,
@@ -38,25 +37,11 @@ ANSWER_SECONDS: Final = 3.0
 IN_ONE_PROCESS: Final = "+gpuslice"
 """In the API server's version, where it is `gpuslice up`."""
 
-OPTIONS: Final = {
-    "vmSize": "--node-vm-size",
-    "count": "--node-count",
-    "minCount": "--min-count",
-    "maxCount": "--max-count",
-    "gpuInstanceProfile": "--gpu-instance-profile",
-    "migStrategy": "--mig-strategy",
-    "migPolicy": "--mig-policy",
-    "nodeLabels": "--labels",
-    "nodeTaints": "--node-taints",
-    "selector": "--selector",
-}
-"""How the fields of a pool are called on the command line."""
-
 Change = Callable[[GPUNodePool], Mapping[str, Any]]
 """From a pool to the fields of its spec that change, None for those that go."""
 
 
-class PoolDesk:
+class ClusterPools:
     """A cluster's GPUNodePools. `tell` is given a sentence whenever what is waited for has changed."""
 
     def __init__(self, client: Client, clock: Clock, tell: Callable[[str], None]) -> None:
@@ -85,12 +70,12 @@ class PoolDesk:
 
     async def add(self, name: str, fields: PoolFields, *, wait: bool) -> GPUNodePool:
         """Make a pool. Raises InputError, PoolExists, PoolRefused."""
-        read_options(check_name(name, field="NAME"), fields)
+        read_fields(check_name(name, field="name"), fields)
         if fields.selector is None and not await self.makes_machines():
             raise InputError(
                 "this cluster's machines are not made by gpuslice; say which nodes are the pool, such as "
                 "--selector pool=gpu, or which AKS cluster this is, with --resource-group and --cluster-name",
-                field="--selector",
+                field="selector",
             )
         try:
             await self._client.create(POOLS, pool_object(name, fields))
@@ -107,7 +92,7 @@ class PoolDesk:
         pool = await self.get(name)
         changes = change(pool)
         spec = msgspec.to_builtins(pool.spec) | changes
-        read_options(name, msgspec.convert(without_none(spec), PoolFields))
+        read_fields(name, msgspec.convert(without_none(spec), PoolFields))
         body = {"metadata": {"resourceVersion": pool.metadata.resource_version}, "spec": changes}
         pool = await self._client.patch(GPUNodePool, name, body)
         return await self._until_ready(name) if wait else pool
@@ -148,15 +133,6 @@ class PoolDesk:
             await self._clock.sleep(LOOK_SECONDS)
 
 
-def read_options(name: str, fields: PoolFields) -> DesiredPool:
-    """`read_fields`. Raises InputError that names the option, where the field has one."""
-    try:
-        return read_fields(name, fields)
-    except InputError as error:
-        field = OPTIONS.get(error.field.partition("[")[0], error.field)
-        raise InputError(error.detail, field=field) from error
-
-
 def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
     """As a merge patch leaves it: what is None goes, at every depth."""
     return {
@@ -169,7 +145,7 @@ def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 async def in_one_process(kubeconfig: Path | None) -> bool:
     """True if the cluster that kubectl speaks to is `gpuslice up`; False if there is none that answers."""
     with suppress(GpuSliceError, TimeoutError):
-        async with asyncio.timeout(ANSWER_SECONDS), connected(kubeconfig) as client:
+        async with connected(kubeconfig) as client, asyncio.timeout(ANSWER_SECONDS):
             return await _in_one_process(client)
     return False
 

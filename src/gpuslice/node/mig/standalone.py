@@ -1,4 +1,4 @@
-"""What the commands of `gpuslice mig` do: a file, the machine, a plan."""
+"""A machine's MIG layout without a cluster: what a file wants, what is there, the plan that leads there."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Choice:
         return names[0]
 
 
-class Workplace:
+class StandaloneMachine:
     """One machine whose driver is open."""
 
     def __init__(self, devices: Path | None, node: str) -> None:

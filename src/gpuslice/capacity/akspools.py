@@ -1,4 +1,4 @@
-"""What `gpuslice nodepool` does on AKS: the same as in a cluster (`poolwork`), by Azure's own API."""
+"""The node pools of an AKS cluster: the same as in a cluster (`clusterpools`), by Azure's own API."""
 
 from __future__ import annotations
 
@@ -11,9 +11,17 @@ from typing import Protocol
 import msgspec
 
 from gpuslice import names
-from gpuslice.capacity.nodepool import READY, Condition, GPUNodePool, PoolFields, PoolMeta, PoolStatus
+from gpuslice.capacity.clusterpools import Change, without_none
+from gpuslice.capacity.nodepool import (
+    READY,
+    Condition,
+    GPUNodePool,
+    PoolFields,
+    PoolMeta,
+    PoolStatus,
+    read_fields,
+)
 from gpuslice.capacity.pools import PoolProvider, PoolSpec, ProvidedPool, check_name
-from gpuslice.cli.nodepool.poolwork import Change, read_options, without_none
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
 
@@ -24,7 +32,7 @@ class Connect(Protocol):
     def __call__(self, *, wait: bool) -> AbstractAsyncContextManager[PoolProvider]: ...
 
 
-class AksDesk:
+class AksPools:
     """An AKS cluster's pools, shown as GPUNodePools. `tell` is given a sentence before a long wait."""
 
     def __init__(self, connect: Connect, tell: Callable[[str], None]) -> None:
@@ -43,11 +51,9 @@ class AksDesk:
 
     async def add(self, name: str, fields: PoolFields, *, wait: bool) -> GPUNodePool:
         """Make a pool. Raises InputError, PoolExists, PoolRefused."""
-        wish = read_options(check_name(name, field="NAME"), fields)
+        wish = read_fields(check_name(name, field="name"), fields)
         if wish.selector is not None:
-            raise InputError(
-                "on AKS a pool is machines that are made for it; leave it out", field="--selector"
-            )
+            raise InputError("on AKS a pool is machines that are made for it; leave it out", field="selector")
         async with self._connect(wait=wait) as pools:
             self._say(wait, f"make node pool {name!r}")
             await pools.create(wish.spec)
@@ -61,7 +67,7 @@ class AksDesk:
             fields = msgspec.to_builtins(pool.spec)
             # A configuration that is no profile's may stay, though nobody may ask for one here.
             own = (fields.get("nodeLabels") or {}).pop(names.MIG_CONFIG, None)
-            spec = read_options(name, msgspec.convert(without_none(fields | changes), PoolFields)).spec
+            spec = read_fields(name, msgspec.convert(without_none(fields | changes), PoolFields)).spec
             if own is not None and "gpuInstanceProfile" not in changes:
                 spec = replace(spec, labels={**spec.labels, names.MIG_CONFIG: own})
             if pool.spec.mig_strategy is None and not changes.keys() & {"gpuInstanceProfile", "migStrategy"}:
