@@ -6,12 +6,17 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 from binder_world import World, settle
 
+from gpuslice.cluster.annotations import encode_gpus
 from gpuslice.cluster.podcode import PodCode
+from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.gate import Gate
 from gpuslice.kube.leading import Leadership
+from gpuslice.kube.wire import Node
+from gpuslice.names import GPU_MEM as SHARES
 from gpuslice.requests.pod import PodRequest
 from gpuslice.scheduler.binder import ADMISSION_SECONDS, ANSWER_SECONDS, HOLD_SECONDS
 from gpuslice.scheduler.bindorder import can_be_confused
@@ -165,3 +170,72 @@ async def test_whoever_waits_looks_again_for_changes_on_its_node_alone(
     world.assign("first")
     await settle()
     assert len(world.waiting) == 1
+
+
+async def test_a_namespace_with_many_pods_delays_others_by_one_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited up to a minute behind them, since each of them may take seconds."""
+    world = World()
+    await bound(world, "first", 1, init=1)
+    for number in range(4):
+        world.binder.start(world.create(f"greedy{number}", 1, init=1), "n1")
+    modest = world.create("modest", 1, init=1)
+    other = msgspec.structs.replace(modest, metadata=msgspec.structs.replace(modest.metadata, namespace="b"))
+    world.binder.start(other, "n1")
+    order = []
+    for name in ("first", "greedy0", "modest", "greedy1"):
+        world.assign(name)
+        await settle()
+        (request,) = world.waiting
+        order.append(request.body["metadata"]["name"])
+        world.serve()
+        await settle()
+    assert order == ["greedy0", "modest", "greedy1", "greedy2"]
+
+
+async def test_a_change_on_a_node_costs_little_however_many_wait_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each looked again at every change, and compared itself with all: 10 ms for a hundred."""
+    looks = 0
+
+    def counted(one: PodRequest, other: PodRequest) -> bool:
+        nonlocal looks
+        looks += 1
+        return can_be_confused(one, other)
+
+    monkeypatch.setattr("gpuslice.scheduler.binder.can_be_confused", counted)
+    world = World()
+    world.cluster.set_node(large_node("n1", 100))
+    await bound(world, "first", 1, init=1)
+    for number in range(50):
+        world.binder.start(world.create(f"p{number:02}", 1, init=1), "n1")
+    await settle()
+    looks = 0
+    world.assign("first")
+    await settle()
+    assert len(world.waiting) == 1
+    assert looks < 150, "two of them look, and nobody else"
+
+
+async def test_a_caller_hears_in_time_that_its_pod_waits_for_its_earlier_bind() -> None:
+    world = World()
+    pod = world.create("one", 2)
+    first = asyncio.create_task(world.binder.bind(pod, "n1"))
+    await settle()
+    second = asyncio.create_task(world.binder.bind(pod, "n2"))
+    await settle()
+    world.clock.advance(ANSWER_SECONDS)
+    verdict = await second
+    assert verdict.code is PodCode.HELD
+    assert "its bind to node n1" in verdict.message
+    world.serve()
+    assert (await first).code is PodCode.BOUND
+
+
+def large_node(name: str, gpus: int) -> Node:
+    found = tuple(Gpu(i, f"GPU-{name}-{i}", "T4", 10 * 1024) for i in range(gpus))
+    status = {"allocatable": {SHARES: str(10 * gpus)}}
+    body = {"metadata": {"name": name, "annotations": encode_gpus(NodeGpus(found))}, "status": status}
+    return msgspec.convert(body, Node)

@@ -8,7 +8,7 @@ Nothing here awaits, so choosing a GPU and reserving it is one step for everybod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -63,8 +63,6 @@ class GpuAccounts:
     def __init__(self, *, clock: Clock, policy: Policy = BINPACK, default_unit: MemoryUnit = GIB) -> None:
         self.policy = policy
         self.fleet = Fleet()
-        self.on_settled: list[Callable[[str], None]] = []
-        """Called with the node of a bound pod that changed or went: it may have got its GPU, or left it."""
         self._clock = clock
         self._default_unit = default_unit
         self._infos: dict[str, NodeInfo] = {}
@@ -154,15 +152,12 @@ class GpuAccounts:
         else:
             record = self._locate(record)
         self._charge(record)
-        for node in {record.node, old.node if old is not None else record.node}:
-            self._settled(node)
 
     def drop_pod(self, uid: str) -> None:
         """A pod is gone, or its containers have ended. Unknown uids are fine."""
         record = self._pods.get(uid)
         if record is not None:
             self._uncharge(record)
-            self._settled(record.node)
 
     # --- questions --------------------------------------------------------------------------------
     def request_of(self, pod: Pod) -> PodRequest:
@@ -406,10 +401,6 @@ class GpuAccounts:
             for one in [one for one in emptiest if one.gpu.resource == resource][:count]
         )
         return (*whole, Charge(emptiest[0].gpu.uuid, shares, whole=False)) if shares else whole
-
-    def _settled(self, node: str) -> None:
-        for listener in self.on_settled:
-            listener(node)
 
     def _charge(self, record: PodRecord) -> None:
         self._pods[record.uid] = record

@@ -71,8 +71,9 @@ class Cluster(GpuAccounts):
         """For whom room is kept, and where."""
         self._listeners: list[Listener] = []
         self._live: dict[str, Pod] = {}  # uid -> every pod that has not ended
-        self._waiting: dict[str, WaitingPod] = {}
-        self._unschedulable: dict[str, WaitingPod] = {}
+        self._waiting: dict[str, Pod] = {}  # those of them that have no node
+        self._unschedulable: dict[str, Pod] = {}
+        self._demands: dict[str, WaitingPod] = {}  # what they ask for, read when somebody wants to know
         self._fleet_rows: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self._fleet_rows_of = (-1, -1)
 
@@ -117,15 +118,17 @@ class Cluster(GpuAccounts):
         self._unschedulable.pop(pod.uid, None)
         if pod.spec.node_name:
             self._waiting.pop(pod.uid, None)
+            self._demands.pop(pod.uid, None)
             self.table.set_pod(pod)
             return
-        self._waiting[pod.uid] = waiting = read_waiting(pod)
+        self._waiting[pod.uid] = pod
         if is_unschedulable(pod):
-            self._unschedulable[pod.uid] = waiting
+            self._unschedulable[pod.uid] = pod
 
     def _lose(self, uid: str) -> None:
         self._live.pop(uid, None)
         self._waiting.pop(uid, None)
+        self._demands.pop(uid, None)
         self._unschedulable.pop(uid, None)
         self.table.drop_pod(uid)
 
@@ -198,15 +201,26 @@ class Cluster(GpuAccounts):
         return self._live.get(uid)
 
     def waiting(self, uid: str) -> WaitingPod | None:
-        """A pod that has no node and has not ended."""
-        return self._waiting.get(uid)
+        """A pod that has no node and has not ended; None as well for one that nobody can read."""
+        pod, known = self._waiting.get(uid), self._demands.get(uid)
+        if pod is None or (known is not None and known.pod is pod):
+            return known
+        try:
+            known = self._demands[uid] = read_waiting(pod)
+        except Exception as error:  # one pod must not keep the others from their nodes
+            self.quarantine.hold(pod, error)
+            return None
+        return known
 
     def unschedulable(self) -> list[WaitingPod]:
         """The pods for which their scheduler found no node, the earliest known first.
 
         Those that could not be handled are left out, until they are changed.
         """
-        return [w for w in self._unschedulable.values() if not self.quarantine.holds(w.pod)]
+        there = (
+            self.waiting(uid) for uid, pod in self._unschedulable.items() if not self.quarantine.holds(pod)
+        )
+        return [waiting for waiting in there if waiting is not None]
 
     @property
     def has_unschedulable(self) -> bool:

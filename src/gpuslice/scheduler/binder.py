@@ -26,7 +26,7 @@ import structlog
 from gpuslice import names
 from gpuslice.clock import Clock, happened, rfc3339_micro
 from gpuslice.cluster.podcode import PodCode
-from gpuslice.cluster.state import Cluster
+from gpuslice.cluster.state import Change, Cluster
 from gpuslice.cluster.swaps import is_assigned
 from gpuslice.errors import ApiError, Conflict, GpuSliceError, InputError, NotFound
 from gpuslice.kube.backoff import Backoff
@@ -67,6 +67,11 @@ class _Attempt:
     """True if certainly nothing was ever asked of the API server for this pod before."""
     held: str = ""
     """Why it waits for its turn, for people; "" if it does not."""
+    waits_for: str = ""
+    """The uid of the pod that it waits for."""
+    place: tuple[int, int] = (0, 0)
+    """Whose turn comes first: how many of its namespace waited on the node before it, then who came first. So
+    a namespace with many pods delays others by one of them."""
     final: bool = False
     """True once it is known that there will be no other try."""
 
@@ -92,8 +97,11 @@ class Binder:
         self._attempts: dict[str, _Attempt] = {}
         self._bound: dict[str, _Bound] = {}
         self._waited_for: dict[str, float] = {}  # uid -> when somebody first waited for it, bound (monotonic)
-        self._turns: dict[str, asyncio.Event] = {}  # node -> set when those who wait there are to look again
-        cluster.on_settled.append(self._next)
+        self._turns: dict[str, dict[str, asyncio.Event]] = {}
+        """uid of a pod -> uids of those who wait for it, or of itself -> set when they are to look again."""
+        self._held: set[str] = set()  # uids of those who wait for their turn
+        self._started = 0
+        cluster.subscribe(self._on_change)
 
     async def bind(self, pod: Pod, node: str) -> Verdict:
         """Bind a pod. BOUND also if it was bound to that node before; otherwise the refusal.
@@ -118,8 +126,10 @@ class Binder:
         running = self._attempts.get(pod.uid)
         if running is not None and running.node == node and not running.answer.done():
             return running.answer
-        attempt = _Attempt(node, answer)
+        attempt = _Attempt(node, answer, place=self._place(pod, node))
         if running is not None or not pod.metadata.resource_version:
+            if running is not None:
+                attempt.held = f"waits for the end of its bind to node {running.node}"
             work = partial(self._after, running.task if running else None, attempt, pod)
         else:
             # An earlier bind may have succeeded and the feed not shown it yet: then a no now proves nothing.
@@ -129,7 +139,7 @@ class Binder:
                 answer.set_result(annotations)
                 return answer
             work = partial(self._in_turn, attempt, pod, annotations)
-            attempt.held = self._why_held(pod, node)
+            self._hold(attempt, pod)
         self._attempts[pod.uid] = attempt
         attempt.task = asyncio.create_task(self._work(attempt, pod.uid, work), name=f"bind {pod.key}")
         return answer
@@ -177,12 +187,14 @@ class Binder:
             self._answer(attempt, Verdict(PodCode.API_FAILED, "the binder was stopped"))
             if self._attempts.get(uid) is attempt:
                 del self._attempts[uid]
-            self._next(attempt.node)
+            self._held.discard(uid)
+            self._wake(uid)
 
     async def _after(self, earlier: asyncio.Task[None] | None, attempt: _Attempt, pod: Pod) -> None:
         """Wait for the end of an earlier bind; the pod that the caller knows may be out of date then."""
         if earlier is not None:
             await asyncio.wait([earlier])
+            attempt.held = ""
         try:
             fresh = await self._read(pod)
         except GpuSliceError as error:
@@ -192,7 +204,7 @@ class Binder:
         annotations = self._reserve(fresh, attempt.node)
         if isinstance(annotations, Verdict):
             return self._answer(attempt, annotations)
-        attempt.held = self._why_held(fresh, attempt.node)
+        self._hold(attempt, fresh)
         return await self._in_turn(attempt, fresh, annotations)
 
     async def _in_turn(self, attempt: _Attempt, pod: Pod, annotations: dict[str, str]) -> None:
@@ -200,12 +212,19 @@ class Binder:
         until = self._clock.monotonic() + HOLD_SECONDS
         waited = bool(attempt.held)
         if waited:
-            attempt.held = self._why_held(pod, attempt.node)  # what it waits for may have come meanwhile
+            self._hold(attempt, pod)  # what it waits for may have come meanwhile
         while attempt.held and (left := until - self._clock.monotonic()) > 0:
-            turn = self._turns.setdefault(attempt.node, asyncio.Event())
+            turn, heard = asyncio.Event(), (attempt.waits_for, pod.uid)
+            for uid in heard:
+                self._turns.setdefault(uid, {})[pod.uid] = turn
             await happened(turn, self._clock, min(left, ADMISSION_SECONDS))
-            attempt.held = self._why_held(pod, attempt.node)
+            for uid in heard:
+                self._turns[uid].pop(pod.uid)
+                if not self._turns[uid]:
+                    del self._turns[uid]
+            self._hold(attempt, pod)
         attempt.held = ""
+        self._held.discard(pod.uid)
         if waited:
             # Where it was to be may be another's by now, who is there in truth.
             outcome = self._reserve(pod, attempt.node)
@@ -216,32 +235,47 @@ class Binder:
             annotations = outcome
         return await self._bind(attempt, pod, annotations)
 
-    def _next(self, node: str) -> None:
-        """Something has changed on a node: who waits for its turn there looks again, and nobody else."""
-        turn = self._turns.pop(node, None)
-        if turn is not None:
+    def _on_change(self, change: Change) -> None:
+        """A node has said where a pod is, or it is gone: who waits for it looks again, and nobody else."""
+        if self._turns and isinstance(change.object, Pod):
+            record = self._cluster.pod(change.object.uid)
+            if record is None or is_assigned(record):
+                self._wake(change.object.uid)
+
+    def _wake(self, uid: str) -> None:
+        for turn in self._turns.get(uid, {}).values():
             turn.set()
 
-    def _why_held(self, pod: Pod, node: str) -> str:
-        """For whom a pod with a reservation waits, a sentence; "" if it is its turn."""
+    def _place(self, pod: Pod, node: str) -> tuple[int, int]:
+        self._started += 1
+        waiting = (record for uid in self._held if (record := self._cluster.pod(uid)) is not None)
+        return sum(one.node == node and one.namespace == pod.namespace for one in waiting), self._started
+
+    def _hold(self, attempt: _Attempt, pod: Pod) -> None:
+        """Find out for whom a pod with a reservation waits: the last of those whose turn comes before."""
+        attempt.held = attempt.waits_for = ""
+        self._held.discard(pod.uid)
         mine = self._cluster.pod(pod.uid)
         if mine is None or not mine.request.shares:
-            return ""
-        earlier = [uid for uid, attempt in self._attempts.items() if attempt.node == node]
-        if pod.uid in earlier:
-            earlier = earlier[: earlier.index(pod.uid)]
-        now = self._clock.monotonic()
-        for other in self._cluster.pods_on(node):
-            if other.uid == pod.uid or is_assigned(other) or not can_be_confused(mine.request, other.request):
+            return
+        last, now = (-1, 0), self._clock.monotonic()
+        for other in self._cluster.pods_on(attempt.node):
+            theirs = self._attempts.get(other.uid)
+            waits = theirs is not None and bool(theirs.held) and theirs.node == attempt.node
+            place = theirs.place if theirs is not None and waits else (0, 0)
+            if (
+                other.uid == pod.uid
+                or not last < place < attempt.place
+                or is_assigned(other)
+                or not can_be_confused(mine.request, other.request)
+            ):
                 continue
-            attempt = self._attempts.get(other.uid)
-            if attempt is not None and attempt.held:
-                ahead = other.uid in earlier
-            else:
-                ahead = now - self._waited_for.setdefault(other.uid, now) < ADMISSION_SECONDS
-            if ahead:
-                return f"waits until {other.key} has its GPU on {node}, which could give it this pod's"
-        return ""
+            if waits or now - self._waited_for.setdefault(other.uid, now) < ADMISSION_SECONDS:
+                self._held.add(pod.uid)
+                last, attempt.waits_for = place, other.uid
+                attempt.held = (
+                    f"waits until {other.key} has its GPU on {attempt.node}, which could give it this pod's"
+                )
 
     def _reserve(self, pod: Pod, node: str) -> dict[str, str] | Verdict:
         """The annotations to bind with, once the GPUs are reserved; or why not."""
