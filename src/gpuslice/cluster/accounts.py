@@ -418,8 +418,9 @@ class GpuAccounts:
 
 def _given(pod: Pod) -> PodRequest:
     """What a pod that has a node was given, as far as the pod itself can tell."""
+    containers = [container.name for container in pod.spec.containers]
     try:
-        return read_given(pod.spec, pod.annotations, recorded_spread(pod.annotations))
+        return read_given(pod.spec, pod.annotations, recorded_spread(pod.annotations, containers))
     except InputError:
         return count_spec(pod.spec)
 

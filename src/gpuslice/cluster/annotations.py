@@ -160,15 +160,24 @@ def gpushare_allocation(
     return {names.GPUSHARE_ALLOCATION: msgspec.json.encode(record).decode()}
 
 
-def recorded_spread(annotations: Mapping[str, str], gpus: NodeGpus | None = None) -> dict[str, int]:
-    """On how many GPUs each container is, as the pod's record says; {} if it says nothing.
+def recorded_spread(
+    annotations: Mapping[str, str], container_names: Sequence[str], gpus: NodeGpus | None = None
+) -> dict[str, int]:
+    """On how many GPUs each container evenly is, as the pod's records say; {} if they say nothing.
 
     `gpus`: those of its node, where they are known; a record that names others counts as absent.
     """
-    record = _decode_record(annotations, names.ALLOCATION) or {}
-    if gpus is not None and not all(gpus.find(uuid) for named in record.values() for uuid in named):
-        return {}
-    return {name: len(named) for name, named in record.items()}
+    ours = _decode_record(annotations, names.ALLOCATION)
+    if ours and (gpus is None or all(gpus.find(uuid) for named in ours.values() for uuid in named)):
+        return {name: len(named) for name, named in ours.items()}
+    spread: dict[str, int] = {}
+    for position, shares in (_decode_record(annotations, names.GPUSHARE_ALLOCATION) or {}).items():
+        number = read_digits(position, len(container_names) - 1)
+        if number is None or (gpus is not None and not all(_at(gpus, index) for index in shares)):
+            return {}
+        if len(set(shares.values())) == 1:
+            spread[container_names[number]] = len(shares)
+    return spread
 
 
 def decode_allocation(

@@ -85,7 +85,8 @@ def _read(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> NodePod:
 
 def _spread(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> Mapping[str, int]:
     """On how many GPUs each container is: by its record if that is believable, else as was known."""
-    recorded = recorded_spread(pod.annotations, gpus)
+    containers = [container.name for container in pod.spec.containers]
+    recorded = recorded_spread(pod.annotations, containers, gpus)
     if known is None:
         return recorded
     return {
