@@ -28,7 +28,7 @@ TOKEN = "a-token-of-the-tests"
 SECRET = "a-secret-of-the-tests"
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 GROUP, CLUSTER, REGION = "myresourcegroup", "migcluster", "southcentralus"
-VM_SIZES = {  # vCPUs, can be cut
+VM_SIZES = {  # vCPUs, can be partitioned
     "Standard_ND96asr_v4": (96, True),
     "Standard_NC24ads_A100_v4": (24, True),
     "Standard_NC4as_T4_v3": (4, False),

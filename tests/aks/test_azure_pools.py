@@ -129,8 +129,8 @@ async def test_agents_come_to_a_pool_of_others_with_its_first_profile(world: Wor
         await pools.update(PoolSpec("own", MIG.node_vm_size, 2, GpuInstanceProfile.MIG1G, labels=labels))
         await pools.update(PoolSpec("own", MIG.node_vm_size, 2, labels=labels))
     seen = [put["nodeLabels"] for put in world.arm.puts()]
-    cut = {"team": "a", "gpushare": "true", "nvidia.com/mig.config": "all-1g.5gb"}
-    assert seen == [labels, cut, cut | {"nvidia.com/mig.config": "all-disabled"}]
+    partitioned = {"team": "a", "gpushare": "true", "nvidia.com/mig.config": "all-1g.5gb"}
+    assert seen == [labels, partitioned, partitioned | {"nvidia.com/mig.config": "all-disabled"}]
 
 
 async def test_a_configuration_that_is_no_profile_stays_as_it_is(world: World) -> None:

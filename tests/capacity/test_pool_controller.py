@@ -1,4 +1,4 @@
-"""The controller of pools where machines are not ours to make: existing nodes are cut and labelled."""
+"""The controller of pools where machines are not ours to make: existing nodes are partitioned and labelled."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class World:
 
         await self.until(look)
 
-    async def cut(self, name: str, profile: str, number: int, state: str = "success") -> None:
-        """Be the agent: the node's GPU is cut so."""
+    async def partitioned(self, name: str, profile: str, number: int, state: str = "success") -> None:
+        """Be the agent: the node's GPU is partitioned so."""
         parts = tuple(
             Gpu(
                 i,
@@ -158,16 +158,18 @@ async def test_nodes_of_a_selector_are_told_one_after_the_other() -> None:
             await w.node(name, {"rack": "r1", **A100})
         await w.pool("p", selector={"rack": "r1"}, gpu_instance_profile="MIG1g", node_labels={"team": "x"})
         await w.told("a", "all-1g.5gb", "single")
-        await w.said("p", READY, "Cutting", "0 of 2 nodes are cut; node a: its GPUs are being cut")
+        await w.said(
+            "p", READY, "Partitioning", "0 of 2 nodes are partitioned; node a: its GPUs are being partitioned"
+        )
         b = await w.get("b")
         assert (names.MIG_CONFIG in b.labels, b.labels["team"], b.labels[names.POOL]) == (False, "x", "p")
-        await w.cut("a", "1g.5gb", 7)
+        await w.partitioned("a", "1g.5gb", 7)
         await w.told("b", "all-1g.5gb", "single")
-        await w.cut("b", "1g.5gb", 7)
+        await w.partitioned("b", "1g.5gb", 7)
         await w.said("p", READY, "Ready")
         await w.said("p", SCALING, "NotPossibleHere", "count, minCount and maxCount have no effect")
         status = (await w.client.get(GPUNodePool, "p")).status
-        assert (status.nodes, status.ready_nodes, status.cut_nodes) == (2, 2, 2)
+        assert (status.nodes, status.ready_nodes, status.partitioned_nodes) == (2, 2, 2)
 
 
 async def test_a_pool_of_aks_is_the_nodes_that_say_so() -> None:
@@ -188,7 +190,7 @@ async def test_what_a_pool_put_on_goes_with_it_and_nothing_else() -> None:
         dress = {"node_labels": {"team": "x"}, "node_taints": ("sku=gpu:NoSchedule",)}
         await w.pool("p", selector={"rack": "r1"}, gpu_instance_profile="MIG7g", **dress)
         await w.told("a", "all-7g.40gb", "single")
-        await w.cut("a", "7g.40gb", 1)
+        await w.partitioned("a", "7g.40gb", 1)
         await w.said("p", READY, "Ready")
         assert {taint.key for taint in (await w.get("a")).spec.taints or ()} >= {"mine", "sku"}
         await w.client.delete(POOLS, "p")
@@ -236,7 +238,7 @@ async def test_a_cut_that_failed_stops_there() -> None:
         await w.client.patch(
             Node, "a", {"metadata": {"labels": {names.MIG_CONFIG_STATE: "failed"}, **reason}}
         )
-        await w.said("p", READY, "CutFailed", "node a: GPU 0: no")
+        await w.said("p", READY, "PartitioningFailed", "node a: GPU 0: no")
         assert names.MIG_CONFIG not in (await w.get("b")).labels
 
 
@@ -245,7 +247,7 @@ async def test_without_a_profile_gpus_become_whole_again() -> None:
         await w.node("a", {"rack": "r1", **A100})
         await w.pool("p", selector={"rack": "r1"}, gpu_instance_profile="MIG1g", mig_strategy="mixed")
         await w.told("a", "all-1g.5gb", "mixed")
-        await w.cut("a", "1g.5gb", 7)
+        await w.partitioned("a", "1g.5gb", 7)
         await w.said("p", READY, "Ready")
         gone = {"spec": {"gpuInstanceProfile": None, "migStrategy": None}}
         await w.client.patch(GPUNodePool, "p", gone)

@@ -25,10 +25,12 @@ CHART = Path(__file__).parents[2] / "deploy/helm/gpuslice/crds/gpunodepools.yaml
 def test_the_articles_pool() -> None:
     desired = read_fields("mignode", PoolFields(vm_size=A100, gpu_instance_profile="MIG1g"))
     assert desired.spec.gpu_instance_profile is GpuInstanceProfile.MIG1G
-    assert desired.spec.mig_strategy is MigStrategy.SINGLE, "a cut GPU is never counted as a whole one"
+    assert desired.spec.mig_strategy is MigStrategy.SINGLE, (
+        "a partitioned GPU is never counted as a whole one"
+    )
     assert (desired.spec.count, desired.idle_seconds) == (3, IDLE_SECONDS), "az's default"
-    assert desired.cut is not None
-    assert desired.cut.config == "all-1g.5gb"
+    assert desired.partitioning is not None
+    assert desired.partitioning.config == "all-1g.5gb"
 
 
 def test_labels_and_taints() -> None:
@@ -66,11 +68,11 @@ def test_cutting_on_demand_is_a_label_of_the_nodes_and_counts_by_profile(fields:
         (PoolFields(vm_size=A100, mig_strategy="both"), "migStrategy: 'both' is not a strategy"),
         (
             PoolFields(vm_size=A100, gpu_instance_profile="MIG1g", mig_strategy="none"),
-            "migStrategy: none would count a GPU that is cut as a whole one",
+            "migStrategy: none would count a GPU that is partitioned as a whole one",
         ),
         (
             PoolFields(vm_size=A100, gpu_instance_profile="MIG1g", mig_policy="on-demand"),
-            "migPolicy: a profile and cutting on demand exclude each other",
+            "migPolicy: a profile and partitioning on demand exclude each other",
         ),
         (PoolFields(vm_size=A100, mig_policy="often"), "migPolicy: 'often' is no policy"),
         (
@@ -94,7 +96,7 @@ def test_cutting_on_demand_is_a_label_of_the_nodes_and_counts_by_profile(fields:
         ),
         (
             PoolFields(vm_size=A100, mig_policy="on-demand", mig_strategy="single"),
-            "migStrategy: what is cut on demand is counted by its profile; use mixed",
+            "migStrategy: what is created on demand is counted by its profile; use mixed",
         ),
         (PoolFields(vm_size=A100, min_count=1), "minCount and maxCount go together"),
         (PoolFields(vm_size=A100, min_count=2, max_count=1), "maxCount: 1 is less than minCount 2"),

@@ -15,7 +15,7 @@ from gpuslice.devices.availability import OK, Availability, closed, sick
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.wire import Node
 
-CUT = closed("being cut into MIG devices")
+CUT = closed("being partitioned into MIG devices")
 
 
 @pytest.mark.parametrize(("other", "answered"), [(CUT, True), (sick("XID 79"), False), (OK, False)])

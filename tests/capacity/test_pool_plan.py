@@ -1,4 +1,4 @@
-"""Plans for a pool's nodes: who is cut anew next, how many machines, which go."""
+"""Plans for a pool's nodes: who is repartitioned next, how many machines, which go."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuslice.capacity.poolplan import (
     next_names,
     plan_count,
     plan_range,
-    plan_recut,
+    plan_repartition,
 )
 from gpuslice.devices.migstate import MigState
 
@@ -24,7 +24,7 @@ OLD = PoolNode(
     config="all-1g.5gb",
     strategy="single",
     state=MigState.SUCCESS,
-    cut=True,
+    partitioned=True,
     wanted="all-2g.10gb",
     wanted_strategy="single",
 )
@@ -42,58 +42,62 @@ def told(node: PoolNode, state: str = "pending") -> PoolNode:
 
 def test_a_node_is_told_once_nobody_is_on_the_way_to_it() -> None:
     """A pod that is bound to a device which is just closed would be rejected by the kubelet, and lost."""
-    assert (plan_recut([OLD]).tell, plan_recut([OLD]).close) == ((), ("a",))
-    assert plan_recut([shut(OLD, 0.5)]).tell == (), "a scheduler may have decided just before"
-    assert plan_recut([replace(shut(OLD), arriving=1)]).tell == ()
-    assert (plan_recut([shut(OLD)]).tell, plan_recut([shut(OLD)]).close) == (("a",), ("a",))
+    assert (plan_repartition([OLD]).tell, plan_repartition([OLD]).close) == ((), ("a",))
+    assert plan_repartition([shut(OLD, 0.5)]).tell == (), "a scheduler may have decided just before"
+    assert plan_repartition([replace(shut(OLD), arriving=1)]).tell == ()
+    assert (plan_repartition([shut(OLD)]).tell, plan_repartition([shut(OLD)]).close) == (("a",), ("a",))
     waiting = replace(told(shut(OLD)), answered=False, holders=1)
-    assert plan_recut([waiting]).close == ("a",), "the scheduler does not know yet what is closed"
-    assert plan_recut([replace(waiting, answered=True)]).close == (), "what is free is for others"
+    assert plan_repartition([waiting]).close == ("a",), "the scheduler does not know yet what is closed"
+    assert plan_repartition([replace(waiting, answered=True)]).close == (), "what is free is for others"
 
 
 def test_one_node_after_the_other_those_without_holders_first() -> None:
     a, b = replace(OLD, holders=3), replace(OLD, name="b")
-    assert plan_recut([a, b]).close == ("b",)
-    assert plan_recut([a, told(b)]).close == (), "one at a time"
-    done = plan_recut([a, told(b, MigState.SUCCESS)])
-    assert (done.close, done.done) == (("a",), 1), "its free GPUs are cut, the others as their pods end"
+    assert plan_repartition([a, b]).close == ("b",)
+    assert plan_repartition([a, told(b)]).close == (), "one at a time"
+    done = plan_repartition([a, told(b, MigState.SUCCESS)])
+    assert (done.close, done.done) == (("a",), 1), (
+        "its free GPUs are partitioned, the others as their pods end"
+    )
 
 
 def test_a_node_that_waits_for_pods_does_not_hold_up_one_that_is_free() -> None:
     stuck = told(replace(OLD, holders=1, reason="these have to end first: GPU 0: default/stays"))
     free, busy = replace(OLD, name="b"), replace(OLD, name="c", holders=2)
-    plan = plan_recut([stuck, busy, free])
+    plan = plan_repartition([stuck, busy, free])
     assert plan.close == ("b",)
-    assert plan.waits == "0 of 3 nodes are cut; node a: these have to end first: GPU 0: default/stays"
-    assert plan_recut([stuck, busy]).close == (), "two nodes that wait would be twice the loss"
-    assert plan_recut([stuck, shut(busy)]).close == (), "nor one that a pod came to while it was being closed"
+    assert plan.waits == "0 of 3 nodes are partitioned; node a: these have to end first: GPU 0: default/stays"
+    assert plan_repartition([stuck, busy]).close == (), "two nodes that wait would be twice the loss"
+    assert plan_repartition([stuck, shut(busy)]).close == (), (
+        "nor one that a pod came to while it was being closed"
+    )
 
 
 def test_what_failed_on_one_node_is_not_tried_on_the_next() -> None:
     failed = told(replace(OLD, reason="GPU 0: no"), MigState.FAILED)
-    plan = plan_recut([failed, replace(OLD, name="b")])
+    plan = plan_repartition([failed, replace(OLD, name="b")])
     assert (plan.tell, plan.close, plan.failed, plan.waits) == ((), (), True, "node a: GPU 0: no")
     other = replace(failed, wanted="all-3g.20gb")
-    assert plan_recut([other]).close == ("a",), "another target is another try"
+    assert plan_repartition([other]).close == ("a",), "another target is another try"
 
 
 def test_counting_in_another_way_waits_for_holders() -> None:
     node = replace(OLD, wanted_strategy="mixed", holders=1)
-    assert plan_recut([node]).close == ("a",)
-    assert (plan_recut([shut(node)]).tell, plan_recut([shut(node)]).close) == ((), ("a",))
+    assert plan_repartition([node]).close == ("a",)
+    assert (plan_repartition([shut(node)]).tell, plan_repartition([shut(node)]).close) == ((), ("a",))
     left = replace(shut(node), holders=0)
-    assert plan_recut([left]).tell == ("a",)
+    assert plan_repartition([left]).tell == ("a",)
     free = replace(OLD, name="b")
-    assert plan_recut([shut(node), free]).close == ("a", "b"), "the other one need not wait for it"
+    assert plan_repartition([shut(node), free]).close == ("a", "b"), "the other one need not wait for it"
 
 
 def test_a_node_without_mig_devices_may_be_counted_in_another_way_at_once() -> None:
-    node = replace(OLD, config="", strategy="none", cut=False, holders=4)
-    assert plan_recut([shut(node)]).tell == ("a",)
+    node = replace(OLD, config="", strategy="none", partitioned=False, holders=4)
+    assert plan_repartition([shut(node)]).tell == ("a",)
 
 
 def test_nothing_is_told_to_nodes_of_which_nothing_is_wanted() -> None:
-    assert plan_recut([PoolNode("a"), PoolNode("b", config="custom")]) == plan_recut([])
+    assert plan_repartition([PoolNode("a"), PoolNode("b", config="custom")]) == plan_repartition([])
 
 
 @given(
@@ -106,13 +110,13 @@ def test_nothing_is_told_to_nodes_of_which_nothing_is_wanted() -> None:
 def test_every_pool_ends_as_wished_once_its_pods_end_and_no_two_nodes_wait(
     world: list[tuple[int, bool, str]],
 ) -> None:
-    """The node agents' part is played: what is told is cut when it has no holders; pods end one by one."""
+    """The node agents' part is played: what is told is partitioned when it has no holders; pods end one by one."""
     nodes = {
-        f"n{i}": replace(OLD, name=f"n{i}", holders=holders, cut=cut, strategy=strategy)
-        for i, (holders, cut, strategy) in enumerate(world)
+        f"n{i}": replace(OLD, name=f"n{i}", holders=holders, partitioned=partitioned, strategy=strategy)
+        for i, (holders, partitioned, strategy) in enumerate(world)
     }
     for _ in range(100):
-        plan = plan_recut(list(nodes.values()))
+        plan = plan_repartition(list(nodes.values()))
         assert len(plan.tell) <= 1
         for name, node in nodes.items():
             assert not (name in plan.tell and node.has_to_wait), "a name changed in use"
@@ -124,9 +128,9 @@ def test_every_pool_ends_as_wished_once_its_pods_end_and_no_two_nodes_wait(
         assert len([n for n in waiting if n.holders]) <= 1
         for name, node in nodes.items():
             if node.told and not node.holders:
-                nodes[name] = replace(node, state=MigState.SUCCESS, cut=True)
+                nodes[name] = replace(node, state=MigState.SUCCESS, partitioned=True)
         if all(node.told and node.state == MigState.SUCCESS for node in nodes.values()):
-            assert plan_recut(list(nodes.values())).close == ()
+            assert plan_repartition(list(nodes.values())).close == ()
             return
         for name, node in nodes.items():
             if node.holders:

@@ -1,11 +1,11 @@
-"""VM sizes as machines, and AKS's profiles as cuts."""
+"""VM sizes as machines, and AKS's profiles as partitions."""
 
 from __future__ import annotations
 
 import pytest
 
 from gpuslice.capacity.pools import GpuInstanceProfile
-from gpuslice.capacity.vmsizes import VM_SIZES, cut_of, find_size
+from gpuslice.capacity.vmsizes import VM_SIZES, find_size, partitioning_of
 from gpuslice.devices.catalogue import find_model
 from gpuslice.errors import InputError
 
@@ -34,14 +34,14 @@ def test_every_size_has_a_known_gpu_and_a_name_of_its_own() -> None:
     ],
 )
 def test_the_articles_table_of_profiles(profile: MIG, config: str, instances: int) -> None:
-    cut = cut_of(find_model("A100-40"), profile)
-    assert (cut.config, len(cut.instances)) == (config, instances)
-    assert set(cut.instances) == {config.removeprefix("all-")}
+    partitioned = partitioning_of(find_model("A100-40"), profile)
+    assert (partitioned.config, len(partitioned.instances)) == (config, instances)
+    assert set(partitioned.instances) == {config.removeprefix("all-")}
 
 
 def test_other_gpus_have_other_instances() -> None:
-    assert cut_of(find_model("H200"), MIG.MIG2G).config == "all-2g.35gb"
-    assert cut_of(find_model("A30"), MIG.MIG4G).config == "all-4g.24gb"
+    assert partitioning_of(find_model("H200"), MIG.MIG2G).config == "all-2g.35gb"
+    assert partitioning_of(find_model("A30"), MIG.MIG4G).config == "all-4g.24gb"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_other_gpus_have_other_instances() -> None:
 )
 def test_what_a_gpu_cannot_be_cut_into(model: str, profile: MIG, words: str) -> None:
     with pytest.raises(InputError, match=f"gpuInstanceProfile: {words}"):
-        cut_of(find_model(model), profile)
+        partitioning_of(find_model(model), profile)
 
 
 def test_unknown_sizes_name_the_nearest_one() -> None:

@@ -139,7 +139,7 @@ def test_where_the_nodes_to_be_cut_are_named_no_other_agent_may_administer_gpus(
     }
     text = render(Case({"agent": values}))
     plain = find(text, "DaemonSet", "gpuslice-agent")["spec"]
-    cutting = find(text, "DaemonSet", "gpuslice-agent-mig")["spec"]
+    partitioning = find(text, "DaemonSet", "gpuslice-agent-mig")["spec"]
 
     def rights(spec: dict[str, Any]) -> tuple[list[str], set[str]]:
         (container,) = spec["template"]["spec"]["containers"]
@@ -147,8 +147,13 @@ def test_where_the_nodes_to_be_cut_are_named_no_other_agent_may_administer_gpus(
         return container["securityContext"]["capabilities"].get("add", []), asked
 
     assert rights(plain) == ([], set())
-    assert rights(cutting) == (["SYS_ADMIN"], {"NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_MIG_CONFIG_DEVICES"})
-    assert not cutting["selector"]["matchLabels"].items() <= plain["template"]["metadata"]["labels"].items()
+    assert rights(partitioning) == (
+        ["SYS_ADMIN"],
+        {"NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_MIG_CONFIG_DEVICES"},
+    )
+    assert (
+        not partitioning["selector"]["matchLabels"].items() <= plain["template"]["metadata"]["labels"].items()
+    )
 
     def runs_on(spec: dict[str, Any], node: dict[str, str]) -> bool:
         rules = rules_of(msgspec.convert(spec["template"]["spec"], PodSpec))
@@ -156,7 +161,7 @@ def test_where_the_nodes_to_be_cut_are_named_no_other_agent_may_administer_gpus(
         return not node_refusal(rules, pool)
 
     for node in ({}, {"cut": "yes"}, {"rack": "7"}, {"cut": "no", "rack": "7"}, labels):
-        assert [runs_on(plain, node), runs_on(cutting, node)] == [node != labels, node == labels], node
+        assert [runs_on(plain, node), runs_on(partitioning, node)] == [node != labels, node == labels], node
 
 
 def test_the_configurations_of_mig_are_what_the_agent_reads(tmp_path: Path) -> None:

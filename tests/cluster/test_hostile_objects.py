@@ -14,9 +14,9 @@ from gpuslice import names
 from gpuslice.capacity.nodepatch import new_node, node_patch, read_record
 from gpuslice.capacity.nodepool import READY, GPUNodePool, read_pool
 from gpuslice.capacity.poolobserver import members
-from gpuslice.capacity.poolplan import Recut, Size
+from gpuslice.capacity.poolplan import Repartition, Size
 from gpuslice.capacity.poolstatus import readiness, status_of
-from gpuslice.cluster.migrecords import MigPolicy, decode_cuts, decode_wanted
+from gpuslice.cluster.migrecords import MigPolicy, decode_partitions, decode_wanted
 from gpuslice.cluster.state import Cluster
 from gpuslice.cluster.waiting import read_waiting
 from gpuslice.config.migparted import MigPartedFile
@@ -115,7 +115,7 @@ hostile_nodes = st.builds(
     ),
     st.dictionaries(
         st.sampled_from(
-            [names.NODE_GPUS, names.MEMORY_UNIT, names.MIG_CUTS, names.MIG_WANTED, names.POOL_RECORD]
+            [names.NODE_GPUS, names.MEMORY_UNIT, names.MIG_PARTITIONS, names.MIG_WANTED, names.POOL_RECORD]
         ),
         values,
     ),
@@ -232,7 +232,7 @@ def test_no_node_and_no_health_map_touches_another_node(node: Node, mark: str) -
     cluster.filter(read_request(pod("new", 3).spec, {}), ["n", "m"])
     cluster.snapshots()
     read_record(node)
-    for read in (decode_cuts, decode_wanted):
+    for read in (decode_partitions, decode_wanted):
         only_input_errors(lambda read=read: read(node.annotations))  # type: ignore[misc]
     only_input_errors(lambda: MigPolicy.of(node.labels))
     cluster.drop_node("m")
@@ -256,7 +256,7 @@ def test_no_pool_ends_a_decision_or_takes_anothers_node(pool: GPUNodePool, node:
     members([node], desired, makes=True)
     node_patch(node, desired, cordon=True)
     new_node("evil-0", desired)
-    status = status_of(pool, [], {READY: readiness(desired, [], Size(), Recut())}, now="")
+    status = status_of(pool, [], {READY: readiness(desired, [], Size(), Repartition())}, now="")
     assert len(msgspec.json.encode(status)) < 2000
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from gpuslice import names
 from gpuslice.cluster.migrecords import (
-    CutGpu,
+    MigCapableGpu,
     MigPolicy,
-    decode_cuts,
+    decode_partitions,
     decode_wanted,
-    encode_cuts,
+    encode_partitions,
     encode_wanted,
     placements,
     target_layout,
@@ -26,12 +26,12 @@ A100 = geometry_of("A100-40")
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_familys_gpus_can_be_told_of(family: str) -> None:
-    """What is read back cuts alike: the same windows, and the same things that do not go together."""
+    """What is read back partitions alike: the same windows, and the same things that do not go together."""
     geometry = geometry_of(family)
     for profile in geometry.profiles:
         made = layout(geometry, f"{profile}@{profile.starts[-1]}")
-        gpu = CutGpu("GPU-1", 3, True, made, devices={(profile.starts[-1], 0): "MIG-1"})
-        (read,) = decode_cuts({names.MIG_CUTS: encode_cuts([gpu])})
+        gpu = MigCapableGpu("GPU-1", 3, True, made, devices={(profile.starts[-1], 0): "MIG-1"})
+        (read,) = decode_partitions({names.MIG_PARTITIONS: encode_partitions([gpu])})
         assert (read.uuid, read.index, read.enabled, read.healthy) == ("GPU-1", 3, True, True)
         assert placements(read.layout) == placements(made)
         assert [(p.name, p.starts, p.max_count) for p in read.layout.geometry.profiles] == [
@@ -51,7 +51,7 @@ def test_parts_of_instances_are_written_as_placements() -> None:
 
 
 def test_nothing_written_is_nothing_said() -> None:
-    assert decode_cuts({}) == ()
+    assert decode_partitions({}) == ()
     assert decode_wanted({}) == {}
     assert MigPolicy.of({}) is MigPolicy.STATIC
 
@@ -70,10 +70,10 @@ def test_nothing_written_is_nothing_said() -> None:
     ],
 )
 def test_a_damaged_record_is_one_sentence_that_names_the_annotation(change: object) -> None:
-    record = json.loads(encode_cuts([CutGpu("GPU-1", 0, True, layout(A100, "3g.20gb@4"))]))
+    record = json.loads(encode_partitions([MigCapableGpu("GPU-1", 0, True, layout(A100, "3g.20gb@4"))]))
     change(record)  # type: ignore[operator]
     with pytest.raises(InputError, match=r"gpuslice\.io/mig\].*restart the node's agent") as error:
-        decode_cuts({names.MIG_CUTS: json.dumps(record)})
+        decode_partitions({names.MIG_PARTITIONS: json.dumps(record)})
     assert "\n" not in str(error.value)
 
 

@@ -56,7 +56,7 @@ def test_a_new_column_tells_nodes_apart() -> None:
     "other",
     [
         replace(PLAIN, memory_mib=8191),
-        replace(PLAIN, availability=closed("being cut")),
+        replace(PLAIN, availability=closed("being partitioned")),
         replace(PLAIN, availability=sick("XID 79")),
         replace(PLAIN, resource="nvidia.com/mig-1g.5gb"),
         replace(PLAIN, shareable=False),

@@ -1,4 +1,4 @@
-"""Cutting GPUs of a whole cluster, against every way to give the pods what they want."""
+"""Partitioning GPUs of a whole cluster, against every way to give the pods what they want."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def every_way(gpus: Sequence[MigGpu], demands: Sequence[MigDemand]) -> Iterator[
                 wanted[index][device] += 1
             destroyed = 0
             for gpu, asked in zip(gpus, wanted, strict=True):
-                if not gpu.may_cut:
+                if not gpu.may_partition:
                     possible = not asked - gpu.layout.idle_devices
                 else:
                     outcome = plan_besides(gpu.layout, asked)
@@ -67,7 +67,7 @@ def served(plan: ClusterPlan, gpus: Sequence[MigGpu], demands: Sequence[MigDeman
             assert by_uuid[uuid].node == one.node
             given.setdefault(uuid, Counter())[device] += 1
     for uuid, steps in plan.plans.items():
-        assert by_uuid[uuid].may_cut
+        assert by_uuid[uuid].may_partition
         check(steps, by_uuid[uuid].layout)
     for uuid, devices in given.items():
         after = plan.plans[uuid].after if uuid in plan.plans else by_uuid[uuid].layout
@@ -208,7 +208,7 @@ def test_a_pod_gets_all_its_devices_on_one_node_or_none() -> None:
 
 
 def test_a_gpu_that_may_not_be_cut_serves_only_what_is_idle() -> None:
-    gpu = MigGpu("a", "a-0", layout(A100, "1g.5gb@0"), may_cut=False)
+    gpu = MigGpu("a", "a-0", layout(A100, "1g.5gb@0"), may_partition=False)
     plan = plan_cluster([gpu], [MigDemand("p", want("1x1g.5gb")), MigDemand("q", want("1x1g.5gb"))])
     assert ([one.pod for one in plan.placed], list(plan.refused), plan.plans) == (["p"], ["q"], {})
 

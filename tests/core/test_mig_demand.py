@@ -1,4 +1,4 @@
-"""How GPUs that are cut on demand become: pods first, uncut GPUs back for who waits, idle instances go."""
+"""How GPUs that are partitioned on demand become: pods first, unpartitioned GPUs back for who waits, idle instances go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuslice.devices.miglayout import MigLayout, instance, layout
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migtables import geometry_of
 from gpuslice.placement.migcluster import MigDemand
-from gpuslice.placement.migdemand import DemandGpu, DemandPlan, UncutDemand, plan_demand
+from gpuslice.placement.migdemand import DemandGpu, DemandPlan, WholeDemand, plan_demand
 from gpuslice.placement.verdict import Code
 
 A100 = geometry_of("A100-40")
@@ -95,11 +95,11 @@ def test_a_gpu_that_is_in_use_keeps_what_is_in_use() -> None:
 def test_empty_gpus_come_back_whole_only_for_pods_that_need_them_and_only_as_many() -> None:
     gpus = [gpu(0, off=True), gpu(1), gpu(2), gpu(3, "1g.5gb@0")]
     assert said(plan_demand(gpus, [])) == {}
-    assert said(plan_demand(gpus, [], [UncutDemand("two", 2, HERE)])) == {"GPU-1": None}
-    assert said(plan_demand(gpus, [], [UncutDemand("one", 1, HERE)])) == {}, "one is whole already"
-    assert said(plan_demand(gpus, [], [UncutDemand("four", 4, HERE)])) == {}, "it would not help"
-    # What a pod is about to be cut from does not become whole at the same time.
-    plan = plan_demand(gpus[1:2], [pod("small", "1g.5gb")], [UncutDemand("one", 1, HERE)])
+    assert said(plan_demand(gpus, [], [WholeDemand("two", 2, HERE)])) == {"GPU-1": None}
+    assert said(plan_demand(gpus, [], [WholeDemand("one", 1, HERE)])) == {}, "one is whole already"
+    assert said(plan_demand(gpus, [], [WholeDemand("four", 4, HERE)])) == {}, "it would not help"
+    # What a pod is about to be made from does not become whole at the same time.
+    plan = plan_demand(gpus[1:2], [pod("small", "1g.5gb")], [WholeDemand("one", 1, HERE)])
     assert said(plan) == {"GPU-1": ["1g.5gb"]}
 
 
@@ -112,11 +112,11 @@ def test_with_drain_idle_instances_give_way_to_a_whole_gpu_too() -> None:
         gpu(2, "3g.20gb@4", drains=True),
         gpu(3, node="b"),
     ]
-    one = UncutDemand("one", 1, HERE)
+    one = WholeDemand("one", 1, HERE)
     assert said(plan_demand(gpus, [], [one])) == {"GPU-2": None}
-    assert said(plan_demand(gpus, [], [UncutDemand("two", 2, HERE)])) == {"GPU-1": None, "GPU-2": None}
-    assert said(plan_demand(gpus, [], [UncutDemand("three", 3, HERE)])) == {}
-    assert said(plan_demand(gpus, [], [UncutDemand("any", 1, frozenset("ab"))])) == {"GPU-3": None}
+    assert said(plan_demand(gpus, [], [WholeDemand("two", 2, HERE)])) == {"GPU-1": None, "GPU-2": None}
+    assert said(plan_demand(gpus, [], [WholeDemand("three", 3, HERE)])) == {}
+    assert said(plan_demand(gpus, [], [WholeDemand("any", 1, frozenset("ab"))])) == {"GPU-3": None}
     plan = plan_demand(gpus, [pod("small", "3g.20gb")], [one])
     assert said(plan) == {"GPU-1": None}, "what serves a pod does not give way to another"
     without = [replace(one, drains=False) for one in gpus]
@@ -136,8 +136,8 @@ def test_equal_questions_get_equal_answers_in_any_order() -> None:
         pod("two", "1g.5gb", "1g.5gb"),
         pod("three", "7g.40gb"),
     ]
-    first = plan_demand(gpus, pods, [UncutDemand("four", 1, HERE)])
+    first = plan_demand(gpus, pods, [WholeDemand("four", 1, HERE)])
     for seed in range(20):
         dice = Random(seed)
-        again = plan_demand(dice.sample(gpus, 4), dice.sample(pods, 3), [UncutDemand("four", 1, HERE)])
+        again = plan_demand(dice.sample(gpus, 4), dice.sample(pods, 3), [WholeDemand("four", 1, HERE)])
         assert (said(again), again.placed) == (said(first), first.placed)

@@ -137,7 +137,7 @@ def test_plans_of_all_families_touch_nothing_in_use_and_can_be_undone(family: st
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_while_pods_come_and_go_nothing_in_use_is_touched(family: str) -> None:
-    """Devices are asked for one by one, taken, given back; what is idle is cut anew when it is in the way."""
+    """Devices are asked for one by one, taken, given back; what is idle is repartitioned when it is in the way."""
     geometry = geometry_of(family)
 
     @settings(max_examples=15, deadline=None)

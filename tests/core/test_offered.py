@@ -1,4 +1,4 @@
-"""What the engine places on a node whose GPUs are cut: the counts and names of NVIDIA's device plugin."""
+"""What the engine places on a node whose GPUs are partitioned: the counts and names of NVIDIA's device plugin."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_mixed_offers_gpus_beside_mig_devices_and_nothing_of_a_gpu_that_is_cut()
         "nvidia.com/mig-2g.10gb": 1,
         "nvidia.com/mig-1g.5gb": 7,
     }
-    (uncut,) = [gpu for gpu in found if not gpu.parent]
-    assert (uncut.index, uncut.shareable) == (1, True)
+    (unpartitioned,) = [gpu for gpu in found if not gpu.parent]
+    assert (unpartitioned.index, unpartitioned.shareable) == (1, True)
     assert sorted(gpu.index for gpu in found) == [1, *range(3, 12)]
 
 

@@ -49,7 +49,7 @@ def rooms(draw: st.DrawFn) -> list[FreeGpu]:
                     f"{replica_of}::{index}" if replica_of else f"GPU-{index}",
                     "m",
                     total,
-                    draw(st.sampled_from([OK, OK, OK, sick("XID 79"), closed("being cut")])),
+                    draw(st.sampled_from([OK, OK, OK, sick("XID 79"), closed("being partitioned")])),
                     resource,
                     parent,
                     # MIG devices need not be kept from sharing; a GPU that NVIDIA's replicas have can be.

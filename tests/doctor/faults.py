@@ -188,7 +188,7 @@ async def gpu_that_is_sick(site: Site) -> None:
     await site.patch("Node", "gpu-1", {"status": {"conditions": [condition]}}, subresource="status")
 
 
-async def node_that_cannot_be_cut(site: Site) -> None:
+async def node_that_cannot_be_partitioned(site: Site) -> None:
     labels = {"nvidia.com/mig.config": "all-9g.99gb", "nvidia.com/mig.config.state": "failed"}
     why = {"gpuslice.io/mig-config-reason": "selected mig-config not present: all-9g.99gb"}
     await site.patch("Node", "gpu-1", {"metadata": {"labels": labels, "annotations": why}})

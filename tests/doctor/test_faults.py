@@ -53,7 +53,7 @@ CASES = [
     Case(faults.plugin_kubelet_has_not_heard_of, "plugin-not-registered", "Node/gpu-1", "has published 2 GPUs, but kubelet offers 0 aliyun.com/gpu-mem", "delete pod gpuslice-agent-gpu-1"),
     Case(faults.record_that_cannot_be_read, "node-record-damaged", "Node/gpu-1", "cannot be read", "delete pod gpuslice-agent-gpu-1"),
     Case(faults.gpu_that_is_sick, "gpu-unhealthy", "Node/gpu-1", "GPU 1 (GPU-1): XID 79: the GPU has fallen off the bus, held by default/train", "nvidia-smi --gpu-reset", WARNING),
-    Case(faults.node_that_cannot_be_cut, "mig-not-cut", "Node/gpu-1", "(all-9g.99gb): selected mig-config not present", "kubectl label node gpu-1 nvidia.com/mig.config=NAME", WARNING),
+    Case(faults.node_that_cannot_be_partitioned, "mig-not-partitioned", "Node/gpu-1", "(all-9g.99gb): selected mig-config not present", "kubectl label node gpu-1 nvidia.com/mig.config=NAME", WARNING),
     Case(faults.configuration_that_is_not_there, "device-config-unusable", "Node/gpu-1", "specified config shard does not exist", "gpuslice validate FILE", WARNING),
     Case(faults.taint_that_keeps_the_agent_away, "agent-taint", "Node/gpu-2", "the taint dedicated=ml:NoSchedule", '{"key": "dedicated", "operator": "Exists"}'),
     Case(faults.taint_that_keeps_helms_agent_away, "agent-taint", "Node/gpu-2", "does not tolerate", """helm -n gpuslice-system upgrade shared deploy/helm/gpuslice --reset-then-reuse-values --set-json 'agent.tolerations=["""),

@@ -46,8 +46,10 @@ async def test_gpus_that_are_being_cut_are_not_sick(site: Site) -> None:
     """Nor is the kubelet blamed that has nothing to hand out of them."""
     await site.install()
     await site.kube_scheduler()
-    cut = closed("being cut into MIG devices")
-    shut = encode_gpus(NodeGpus(tuple(Gpu(i, f"GPU-gpu-1-{i}", "A100", 40536, cut) for i in range(2))))
+    partitioned = closed("being partitioned into MIG devices")
+    shut = encode_gpus(
+        NodeGpus(tuple(Gpu(i, f"GPU-gpu-1-{i}", "A100", 40536, partitioned) for i in range(2)))
+    )
     await site.patch("Node", "gpu-1", {"metadata": {"annotations": shut}})
     nothing = {names.GPU_MEM: "0", names.GPU_COUNT: "2", names.WHOLE_GPU: "0"}
     await site.patch("Node", "gpu-1", {"status": {"allocatable": nothing}}, subresource="status")

@@ -74,7 +74,7 @@ def test_mixed_and_single_and_back(bare: RealCluster) -> None:
         bare.wait(lambda: bare.phase("mine") == "Running", 90, "mine to run")
         assert recorded(bare, 4)["mine"] == held["small-0"]
 
-        # A label cuts the GPUs anew: the one that is free at once, the other when its last pod has ended.
+        # A label partitions the GPUs anew: the one that is free at once, the other when its last pod has ended.
         bare.kubectl("delete", "pods", "large", "mine", "small-1")
         (last,) = recorded(bare, 1)
         bare.kubectl("label", "node", "node-1", f"{names.MIG_CONFIG}=all-2g.10gb")
@@ -124,7 +124,7 @@ def test_pods_that_wait_have_gpus_cut_and_give_them_back(bare: RealCluster) -> N
         greedy["spec"]["containers"][0]["env"] = [{"name": names.VISIBLE_DEVICES, "value": "all"}]
         bare.apply([greedy, pod("large", LARGE), pod("mine", SMALL, schedulerName="gpuslice")])
         bare.wait_for_pods(3, labelSelector="app=mig")
-        assert any("told to cut" in said for said in gpus.events("large", "CuttingGPU"))
+        assert any("told to partition" in said for said in gpus.events("large", "PartitioningGPU"))
         held = recorded(bare, 3)
         assert len({uuid for uuids in held.values() for uuid in uuids}) == 3
         for name, uuids in held.items():

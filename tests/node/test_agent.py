@@ -205,8 +205,8 @@ async def test_everybody_who_listens_hears_of_a_sick_gpu() -> None:
 
 async def test_a_node_whose_gpus_are_all_cut_has_no_whole_ones() -> None:
     """As with NVIDIA's plugin: a resource of which a node has nothing is not announced."""
-    cut = Gpu(0, "MIG-a", "A100 MIG 3g.20gb", 19968, resource=PART, parent="GPU-a", shareable=False)
-    async with world((cut,)) as here:
+    partitioned = Gpu(0, "MIG-a", "A100 MIG 3g.20gb", 19968, resource=PART, parent="GPU-a", shareable=False)
+    async with world((partitioned,)) as here:
         node = await here.allocatable(1, PART)
         assert names.WHOLE_GPU not in (node.status.allocatable or {})
 

@@ -1,4 +1,4 @@
-"""GPUs that are cut while the agent runs: what is announced and given out is what the driver has, over both drivers.
+"""GPUs that are partitioned while the agent runs: what is announced and given out is what the driver has, over both drivers.
 
 Neither driver reports an event for it, and no time passes here: the look that finds it out has to be asked for.
 """
@@ -61,7 +61,7 @@ async def announcing(driver: Driver) -> AsyncIterator[DiscoveredGpus]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def cut(driver: Driver, gpu: str, profile: int, start: int) -> None:
+def partitioned(driver: Driver, gpu: str, profile: int, start: int) -> None:
     made = driver.create_gpu_instance(gpu, profile, start)
     driver.create_compute_instance(gpu, made.id, made.profile.slices)
 
@@ -84,7 +84,7 @@ async def test_after_a_cut_what_is_announced_is_what_is_there(driver_for: Driver
         assert resources(backend) == ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"]
         async with backend.partitioning():
             clear(driver, first)
-            cut(driver, first, THREE, 0)
+            partitioned(driver, first, THREE, 0)
         assert resources(backend) == ["nvidia.com/gpu", "nvidia.com/mig-3g.20gb"]
 
 
@@ -96,15 +96,15 @@ async def test_nothing_half_made_is_announced_and_nothing_old_after_a_failure(dr
         with pytest.raises(ZeroDivisionError):
             async with backend.partitioning():
                 clear(driver, first)
-                cut(driver, first, ONE, 0)
-                # Somebody allocates on the other GPU meanwhile, and finds that somebody has cut that, too.
+                partitioned(driver, first, ONE, 0)
+                # Somebody allocates on the other GPU meanwhile, and finds that somebody has partitioned that, too.
                 driver.set_mig_mode(second, True)
                 asking = asyncio.create_task(backend.differs({second}))
                 for _ in range(20):
                     await asyncio.sleep(0)
                 assert backend.gpus() == before
                 raise ZeroDivisionError
-        assert "has just been cut" in await asking
+        assert "has just been partitioned" in await asking
         assert resources(backend) == ["nvidia.com/mig-1g.10gb"]
 
 
@@ -119,8 +119,8 @@ async def test_a_mig_device_that_somebody_else_has_replaced_is_given_to_nobody(
         assert await backend.differs({device.uuid}) == ""
         clear(driver, backend.found().gpus[0].uuid)
         if profile is not None:
-            cut(driver, backend.found().gpus[0].uuid, profile, start)
-        assert "has just been cut in another way" in await backend.differs({device.uuid})
+            partitioned(driver, backend.found().gpus[0].uuid, profile, start)
+        assert "has just been partitioned in another way" in await backend.differs({device.uuid})
         assert resources(backend) != ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"], "looked at once"
 
 
@@ -129,7 +129,7 @@ async def test_a_whole_gpu_that_somebody_else_has_cut_is_given_to_nobody(driver_
     async with announcing(driver) as backend:
         first, second = (gpu.uuid for gpu in backend.found().gpus)
         driver.set_mig_mode(first, True)
-        assert "has just been cut in another way" in await backend.differs({first})
+        assert "has just been partitioned in another way" in await backend.differs({first})
         assert await backend.differs({second}) == ""
         assert first in await backend.differs({first}), "it is not announced any more"
 

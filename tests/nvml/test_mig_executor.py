@@ -31,7 +31,7 @@ from gpuslice.placement.migsteps import MigPlan
 
 HOPPERS = "{gpus: [{model: H100-80, mig: [3g.40gb@4, 1g.10gb@0]}, {model: H100-80}, {model: H100-80, mig: [1g.10gb@6]}]}"
 SPECS = ({"1g.10gb": 1, "2c.3g.40gb": 1, "1c.3g.40gb": 1, "2g.20gb": 1}, {"1g.10gb": 7}, None)
-"""What the three GPUs become: one recut around an instance in use, one switched on, one switched off."""
+"""What the three GPUs become: one repartition around an instance in use, one switched on, one switched off."""
 AMPERES = "{gpus: [{model: A100-40}, {model: A100-40, mig: [1g.5gb@6]}]}"
 MAKES = ("set_mig_mode", "create_", "destroy_")
 

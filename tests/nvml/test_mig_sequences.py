@@ -17,9 +17,9 @@ from nvml_world import machine
 
 from gpuslice.cluster.migrecords import (
     Target,
-    decode_cuts,
+    decode_partitions,
     decode_wanted,
-    encode_cuts,
+    encode_partitions,
     encode_wanted,
     placements,
     target_layout,
@@ -28,7 +28,7 @@ from gpuslice.devices.catalogue import MODELS
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migspace import space_of
-from gpuslice.names import MIG_CUTS, MIG_WANTED
+from gpuslice.names import MIG_PARTITIONS, MIG_WANTED
 from gpuslice.node.discovery.driver import Driver
 from gpuslice.node.discovery.simulated import SimulatedDriver
 from gpuslice.node.mig.executor import MigExecutor, MigGoal, MigRefused
@@ -91,17 +91,17 @@ class World:
 
     def plan(self) -> None:
         """What whoever looks at the pods writes; it knows nothing but the annotations."""
-        self.annotations[MIG_CUTS] = encode_cuts(survey(self.paper).cuts)
+        self.annotations[MIG_PARTITIONS] = encode_partitions(survey(self.paper).partitions)
         wanted = decode_wanted(self.annotations)
         gpus = []
-        for cut in decode_cuts(self.annotations):
-            layout, enabled = cut.marked(self.held), cut.enabled
-            if cut.uuid in wanted:
-                found = plan_restore(layout, target_layout(layout.geometry, wanted[cut.uuid]))
+        for partitioned in decode_partitions(self.annotations):
+            layout, enabled = partitioned.marked(self.held), partitioned.enabled
+            if partitioned.uuid in wanted:
+                found = plan_restore(layout, target_layout(layout.geometry, wanted[partitioned.uuid]))
                 if isinstance(found, MigPlan):
-                    layout, enabled = found.after, wanted[cut.uuid] is not None
+                    layout, enabled = found.after, wanted[partitioned.uuid] is not None
             idle = frozenset(gi.start for gi in layout.instances if self.dice.random() < 0.2)
-            gpus.append(DemandGpu("n", cut.uuid, layout, enabled, drains=self.drains, idle_long=idle))
+            gpus.append(DemandGpu("n", partitioned.uuid, layout, enabled, drains=self.drains, idle_long=idle))
         plan = plan_demand(gpus, [MigDemand(name, spec) for name, spec in self.waiting.items()])
         targets: dict[str, Target] = {
             gpu.uuid: placements(gpu.layout) if gpu.enabled else None for gpu in gpus if gpu.uuid in wanted

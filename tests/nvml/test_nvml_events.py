@@ -165,7 +165,7 @@ SEVEN = "{gpus: [{model: A100-40, mig: [1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 1g.5gb, 
 
 @pytest.fixture(params=["nvml", "paper"])
 def seven(request: pytest.FixtureRequest, switched_on: Opened) -> tuple[Driver, Callable[..., None]]:
-    """A GPU cut in seven, and a way to report an XID on it."""
+    """A GPU partitioned in seven, and a way to report an XID on it."""
     if request.param == "nvml":
         driver, hardware = switched_on(SEVEN)
         return driver, lambda *words: hardware.happens("xid", 0, *words)

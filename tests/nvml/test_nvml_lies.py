@@ -108,7 +108,7 @@ def test_a_fact_that_is_not_needed_may_fail(
 def test_a_gpu_of_which_the_mode_or_the_memory_is_unknown_is_left_out(
     name: str, switched_on: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise one that is cut could be given out whole."""
+    """Otherwise one that is partitioned could be given out whole."""
     driver, _ = switched_on(MACHINE)
     monkeypatch.setattr(pynvml, "nvmlLib", Failing(pynvml.nvmlLib, name, pynvml.NVML_ERROR_UNKNOWN))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})

@@ -61,12 +61,12 @@ def test_eight_a100_are_listed_with_all_that_is_known(switched_on: Opened) -> No
 
 def test_mig_devices_are_named_by_their_attributes(switched_on: Opened) -> None:
     driver, _ = switched_on(MIXED)
-    cut, whole = driver.query().gpus
-    assert [(str(mig.profile), mig.gpu_instance, mig.memory_mib) for mig in cut.mig_devices] == [
+    partitioned, whole = driver.query().gpus
+    assert [(str(mig.profile), mig.gpu_instance, mig.memory_mib) for mig in partitioned.mig_devices] == [
         ("3g.20gb", 2, 19968), ("2g.10gb", 3, 9856), ("1g.5gb", 9, 4864), ("1g.5gb+me", 10, 4864),
     ]  # fmt: skip
-    assert cut.mig_devices[0].window == Window(4, 4)
-    assert len({mig.uuid for mig in cut.mig_devices}) == 4
+    assert partitioned.mig_devices[0].window == Window(4, 4)
+    assert len({mig.uuid for mig in partitioned.mig_devices}) == 4
     assert whole.mig_devices == ()
 
 

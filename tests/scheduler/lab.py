@@ -187,11 +187,11 @@ class Weather:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.cut = False
+        self.partitioned = False
         self.refused = asyncio.Event()
 
     async def request(self, method: str, path: str, **more: Any) -> Response:
-        if self.cut:
+        if self.partitioned:
             self.refused.set()
             raise Unavailable("connection refused")
         return await self.inner.request(method, path, **more)

@@ -20,7 +20,7 @@ from gpuslice import names
 from gpuslice.capacity.nodepool import DEFINITIONS, POOLS, PoolFields, definition, pool_object
 from gpuslice.capacity.poolcontroller import NodePoolController
 from gpuslice.cluster.feed import ClusterFeed
-from gpuslice.cluster.migrecords import CutGpu, encode_cuts
+from gpuslice.cluster.migrecords import MigCapableGpu, encode_partitions
 from gpuslice.cluster.state import Cluster
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.devices.migtables import geometry_of
@@ -137,8 +137,8 @@ class Site:
         await lab.node("n4", [8, 8], labels={"name": "n4"})
         await lab.node("n5", [], labels={names.MIG_POLICY: "on-demand"})
         geometry = geometry_of("A100-40")
-        cut = CutGpu("GPU-n5-0", 0, True, MigLayout(geometry, ()))
-        body = {"metadata": {"annotations": {names.MIG_CUTS: encode_cuts([cut])}}}
+        cut = MigCapableGpu("GPU-n5-0", 0, True, MigLayout(geometry, ()))
+        body = {"metadata": {"annotations": {names.MIG_PARTITIONS: encode_partitions([cut])}}}
         await lab.client.patch(Node, "n5", body)
         await lab.node("n6", [], labels={"rack": "r1", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"})
         for name, units, node in (("full", 10, "n1"), ("low", 5, "n4"), ("mid", 5, "n4")):

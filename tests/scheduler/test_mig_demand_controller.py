@@ -12,7 +12,7 @@ from lab import Lab, laboratory
 
 from gpuslice import names
 from gpuslice.clock import SystemClock
-from gpuslice.cluster.migrecords import CutGpu, decode_wanted, encode_cuts
+from gpuslice.cluster.migrecords import MigCapableGpu, decode_wanted, encode_partitions
 from gpuslice.devices.miglayout import layout
 from gpuslice.devices.migtables import geometry_of
 from gpuslice.kube.events import EventRecorder
@@ -44,7 +44,7 @@ class Waiting:
 
 
 @asynccontextmanager
-async def cutting(lab: Lab, leadership: Leadership | None = None) -> AsyncIterator[None]:
+async def partitioning(lab: Lab, leadership: Leadership | None = None) -> AsyncIterator[None]:
     clock, numbers = SystemClock(), count()
     lab.cluster.gate.leadership = leadership or Alone()
     recorder = EventRecorder(lab.client, "test", clock=clock, new_id=lambda: f"{next(numbers):x}")
@@ -59,10 +59,10 @@ async def cutting(lab: Lab, leadership: Leadership | None = None) -> AsyncIterat
 
 
 async def on_demand(lab: Lab, name: str, gpus: int = 1, **labels: str) -> None:
-    """A node whose agent has said that nothing is cut on its GPUs, MIG being on."""
+    """A node whose agent has said that nothing is partitioned on its GPUs, MIG being on."""
     await lab.node(name, [], labels={names.MIG_POLICY: "on-demand", **labels})
-    cuts = [CutGpu(f"GPU-{name}-{number}", number, True, layout(A100)) for number in range(gpus)]
-    body = {"metadata": {"annotations": {names.MIG_CUTS: encode_cuts(cuts)}}}
+    partitions = [MigCapableGpu(f"GPU-{name}-{number}", number, True, layout(A100)) for number in range(gpus)]
+    body = {"metadata": {"annotations": {names.MIG_PARTITIONS: encode_partitions(partitions)}}}
     await lab.client.patch(Node, name, body)
 
 
@@ -86,7 +86,7 @@ def wanted(lab: Lab, node: str) -> dict[str, tuple[str, ...] | None]:
 async def test_only_the_replica_that_leads_says_anything() -> None:
     async with laboratory(scheduler=False) as lab:
         waiting = Waiting()
-        async with cutting(lab, waiting):
+        async with partitioning(lab, waiting):
             await on_demand(lab, "n1")
             await wait_for(lab, "one")
             for label in ("once", "twice"):  # when it looks for the second time, the first is over
@@ -102,7 +102,7 @@ async def test_only_the_replica_that_leads_says_anything() -> None:
 
 
 async def test_a_pod_that_its_scheduler_has_not_given_up_has_nothing_cut() -> None:
-    async with laboratory(scheduler=False) as lab, cutting(lab):
+    async with laboratory(scheduler=False) as lab, partitioning(lab):
         await on_demand(lab, "n1", 2)
         await fresh(lab, "fresh")
         await wait_for(lab, "one")
@@ -111,9 +111,9 @@ async def test_a_pod_that_its_scheduler_has_not_given_up_has_nothing_cut() -> No
 
 
 async def test_a_damaged_annotation_leaves_that_node_and_no_other_alone() -> None:
-    async with laboratory(scheduler=False) as lab, cutting(lab):
+    async with laboratory(scheduler=False) as lab, partitioning(lab):
         await on_demand(lab, "n1")
-        await lab.client.patch(Node, "n1", {"metadata": {"annotations": {names.MIG_CUTS: "{"}}})
+        await lab.client.patch(Node, "n1", {"metadata": {"annotations": {names.MIG_PARTITIONS: "{"}}})
         await on_demand(lab, "n2")
         await wait_for(lab, "one")
         await lab.until(lambda: bool(wanted(lab, "n2")), "n2 to be told")
@@ -121,11 +121,11 @@ async def test_a_damaged_annotation_leaves_that_node_and_no_other_alone() -> Non
 
 
 async def test_nodes_that_do_not_suit_the_pod_are_not_cut() -> None:
-    async with laboratory(scheduler=False) as lab, cutting(lab):
+    async with laboratory(scheduler=False) as lab, partitioning(lab):
         await on_demand(lab, "n1", kind="first")
         await on_demand(lab, "n2", kind="second")
         await wait_for(lab, "one", nodeSelector={"kind": "second"})
         await lab.until(lambda: bool(wanted(lab, "n2")), "n2 to be told")
         assert wanted(lab, "n1") == {}
-        said = await lab.events("one", "CuttingGPU")
-        assert said == ["node n2 is told to cut 1 x 2g.10gb from GPU 0"]
+        said = await lab.events("one", "PartitioningGPU")
+        assert said == ["node n2 is told to create 1 x 2g.10gb on GPU 0"]

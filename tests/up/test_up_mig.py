@@ -98,7 +98,7 @@ async def test_labels_follow(cluster: LocalCluster) -> None:
 
 
 async def test_pods_get_mig_devices_and_pack_onto_gpus_in_use(cluster: LocalCluster) -> None:
-    """The second 2g goes beside the first pod's instance: the other GPU stays free to be cut anew."""
+    """The second 2g goes beside the first pod's instance: the other GPU stays free to be repartitioned."""
     found = await start(cluster, device_pod("large", LARGE, 1))
     found = await start(
         cluster, device_pod("medium", MEDIUM, 1), device_pod("share", names.GPU_MEM, 5, "mixed")
@@ -239,7 +239,7 @@ async def test_what_the_driver_refuses_is_undone_said_and_given_out_as_before(
 
 
 async def test_who_waits_for_a_pod_says_so_once(cluster: LocalCluster) -> None:
-    """Not "being cut" and "waiting" by turns, which would write the node again and again."""
+    """Not "being partitioned" and "waiting" by turns, which would write the node again and again."""
     await start(cluster, device_pod("stays", LARGE, 1), device_pod("too", MEDIUM, 2))
     said: list[str] = []
 
@@ -251,7 +251,7 @@ async def test_who_waits_for_a_pod_says_so_once(cluster: LocalCluster) -> None:
     cluster.cluster.subscribe(heard)
     await wish(cluster, "mixed", "all-1g.5gb")
     await told(cluster, "mixed", MigState.PENDING, "GPU 0: default/stays, default/too; GPU 1: default/too")
-    assert "GPUs are being cut" not in said, "nothing can be cut yet"
+    assert "GPUs are being partitioned" not in said, "nothing can be partitioned yet"
 
 
 async def test_an_agent_that_comes_back_goes_on_where_the_label_says(cluster: LocalCluster) -> None:

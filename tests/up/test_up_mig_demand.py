@@ -1,4 +1,4 @@
-"""MIG on demand in a whole cluster in one process: pods that wait have GPUs cut, idle instances go."""
+"""MIG on demand in a whole cluster in one process: pods that wait have GPUs partitioned, idle instances go."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def until_said(cluster: LocalCluster, pod_name: str, words: str) -> None:
 async def test_a_pod_that_waits_has_a_free_gpu_cut_and_the_next_goes_beside_it() -> None:
     async with up(nodes("a")) as cluster:
         first = await run(cluster, device_pod("medium", MEDIUM))
-        await until_said(cluster, "medium", "node a is told to cut 1 x 2g.10gb from GPU ")
+        await until_said(cluster, "medium", "node a is told to create 1 x 2g.10gb on GPU ")
         second = await run(cluster, device_pod("large", LARGE))
         assert first["medium"] == second["large"], "no further GPU is opened"
         await until_offered(cluster, "a", {names.WHOLE_GPU: 1, MEDIUM: 1, LARGE: 1})
@@ -146,7 +146,7 @@ async def test_only_with_drain_do_idle_instances_give_way_at_once() -> None:
         await until_said(cluster, "all", "no node has room for 1 x 7g.40gb besides the instances in use")
         waits = await cluster.client.get(Pod, "all", "default")
         text = tell(explain(waits, cluster.cluster))
-        assert "its GPUs are cut on demand, but no node has room for 1 x 7g.40gb" in text
+        assert "its GPUs are partitioned on demand, but no node has room for 1 x 7g.40gb" in text
     async with up(nodes("a", policy="on-demand-drain", gpus=seven)) as cluster:
         await run(cluster, device_pod("whole", names.WHOLE_GPU))
     async with up(nodes("a", gpus=seven)) as cluster:

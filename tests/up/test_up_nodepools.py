@@ -158,16 +158,16 @@ async def test_a_profile_that_changes_ends_no_pod(tmp_path: Path) -> None:
         await nodepool("update", "pool", "--gpu-instance-profile", "MIG2g", "--no-wait")
         want = {other: {"nvidia.com/mig-2g.10gb": "24"}, there: {"nvidia.com/mig-2g.10gb": "21"}}
 
-        async def cut() -> bool:
+        async def partitioned() -> bool:
             nodes = {name: amounts(await kubectl.read("node", name)) for name in want}
             return nodes[other] == want[other] and nodes[there].items() >= want[there].items()
 
-        await eventually(cluster, cut)
+        await eventually(cluster, partitioned)
         assert (await kubectl.read("pod", "stays"))["status"]["phase"] == "Running"
         await told(cluster, "pool", "default/stays")
         shown = await nodepool("show", "pool")
-        assert "Cutting" in shown
-        assert f"1 of 2 nodes are cut; node {there}: these have to end first: GPU " in shown
+        assert "Partitioning" in shown
+        assert f"1 of 2 nodes are partitioned; node {there}: these have to end first: GPU " in shown
         assert "default/stays" in shown
 
         await kubectl("delete", "pod", "stays", "--grace-period=0", "--force")
@@ -255,7 +255,7 @@ async def test_labels_taints_and_a_smaller_number(tmp_path: Path) -> None:
 
 
 async def test_existing_nodes_by_selector(tmp_path: Path) -> None:
-    """They are cut and labelled, and left as they were found when the pool goes."""
+    """They are partitioned and labelled, and left as they were found when the pool goes."""
     text = file(
         "{name: a, labels: {rack: r1}, gpus: [{model: A100-40, count: 2}]}, {name: b, gpus: [{model: T4}]}"
     )
@@ -271,7 +271,7 @@ async def test_existing_nodes_by_selector(tmp_path: Path) -> None:
         await nodepool("delete", "old")
         node = await kubectl.read("node", "a")
         assert not {"agentpool", "team"} & node["metadata"]["labels"].keys()
-        assert amounts(node) == {"nvidia.com/mig-3g.20gb": "4"}, "cut as they are"
+        assert amounts(node) == {"nvidia.com/mig-3g.20gb": "4"}, "partitioned as they are"
 
 
 async def test_pools_and_their_nodes_outlive_the_process(tmp_path: Path) -> None:

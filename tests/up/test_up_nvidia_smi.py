@@ -57,15 +57,15 @@ async def test_nvidia_smi_shows_a_container_its_mig_devices_and_no_others(tmp_pa
         assert len(seen) == 2
         assert (await start(kubectl, "twelve", "single", {"nvidia.com/gpu": 12})).count("  MIG 1g.5gb ") == 12
 
-        cut, uncut = cluster.drivers["mixed"].query().gpus
-        large, small = cut.mig_devices
+        partitioned, unpartitioned = cluster.drivers["mixed"].query().gpus
+        large, small = partitioned.mig_devices
         assert await start(kubectl, "small", "mixed", {"nvidia.com/mig-2g.10gb": 1}) == (
-            line(cut) + f"  MIG {small.profile}     Device  0: (UUID: {small.uuid})\n"
+            line(partitioned) + f"  MIG {small.profile}     Device  0: (UUID: {small.uuid})\n"
         )
         assert await start(kubectl, "large", "mixed", {"nvidia.com/mig-3g.20gb": 1}) == (
-            line(cut) + f"  MIG {large.profile}     Device  0: (UUID: {large.uuid})\n"
+            line(partitioned) + f"  MIG {large.profile}     Device  0: (UUID: {large.uuid})\n"
         )
-        assert await start(kubectl, "share", "mixed", {"aliyun.com/gpu-mem": 3}) == line(uncut)
+        assert await start(kubectl, "share", "mixed", {"aliyun.com/gpu-mem": 3}) == line(unpartitioned)
         asked = await kubectl.run("exec", "share", "--", "sh", "-c", "nvidia-smi --query-gpu=name")
         assert asked.code == 2
         assert asked.err.startswith("this is gpuslice's stand-in for nvidia-smi")

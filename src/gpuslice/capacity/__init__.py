@@ -1,1 +1,1 @@
-"""Capacity: which machines a cluster has and how their GPUs are cut."""
+"""Capacity: which machines a cluster has and how their GPUs are partitioned."""

@@ -17,7 +17,7 @@ import msgspec
 
 from gpuslice import names
 from gpuslice.capacity.pools import GpuInstanceProfile, PoolExists, PoolNotFound, PoolRefused, PoolSpec
-from gpuslice.capacity.vmsizes import DISABLED, cut_of, find_size
+from gpuslice.capacity.vmsizes import DISABLED, find_size, partitioning_of
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import GpuSliceError, InputError, Unavailable
 from gpuslice.units import read_digits
@@ -109,23 +109,24 @@ def read_failure(status: int, body: str, otherwise: str, retry_after: str = "") 
 
 
 def node_labels(
-    spec: PoolSpec, now: Mapping[str, str] | None = None, *, cut_by_aks: bool = False
+    spec: PoolSpec, now: Mapping[str, str] | None = None, *, partitioned_by_aks: bool = False
 ) -> dict[str, str]:
-    """The labels that the pool gives its nodes at birth: those asked for, how GPUs are cut, and who does it.
+    """The labels that the pool gives its nodes at birth: those asked for, how GPUs are partitioned, and who
+    does it.
 
-    `now`: those that it gave until now, None for a new pool. GPUs that were cut are to be made whole if no
-    profile is wanted; `cut_by_aks`: how they are cut is not ours to say. Raises InputError if the profile is
-    not possible on these machines.
+    `now`: those that it gave until now, None for a new pool. GPUs that were partitioned are to be made whole
+    if no profile is wanted; `partitioned_by_aks`: how they are partitioned is not ours to say. Raises
+    InputError if the profile is not possible on these machines.
     """
     labels = dict(spec.labels)
-    if now is not None and cut_by_aks:
+    if now is not None and partitioned_by_aks:
         kept = {key: now[key] for key in (names.LABEL_GPUSHARE, names.MIG_CONFIG) if key in now}
         return kept | labels | _strategy(spec)
     if now is None or spec.gpu_instance_profile is not None or names.LABEL_GPUSHARE in now:
         labels.setdefault(names.LABEL_GPUSHARE, JOINS)
     if spec.gpu_instance_profile is not None:
-        cut = cut_of(find_size(spec.node_vm_size).model, spec.gpu_instance_profile)
-        labels[names.MIG_CONFIG] = cut.config
+        partitioning = partitioning_of(find_size(spec.node_vm_size).model, spec.gpu_instance_profile)
+        labels[names.MIG_CONFIG] = partitioning.config
     elif now is not None and names.MIG_CONFIG in now:
         labels.setdefault(names.MIG_CONFIG, DISABLED)
     return labels | _strategy(spec)
@@ -155,7 +156,7 @@ def with_labels(spec: PoolSpec, labels: Mapping[str, str]) -> PoolSpec:
 def _profile(vm_size: str, config: str) -> GpuInstanceProfile | None:
     for profile in GpuInstanceProfile:
         with suppress(InputError):
-            if cut_of(find_size(vm_size).model, profile).config == config:
+            if partitioning_of(find_size(vm_size).model, profile).config == config:
                 return profile
     return None
 

@@ -56,11 +56,11 @@ async def connected(cluster: AksCluster, *, wait: bool = False) -> AsyncIterator
 class AksPools:
     """The node pools of one AKS cluster (a `pools.PoolProvider`).
 
-    GPUs are not cut by AKS, which would do so once and for all, but by the nodes' agents, as the labels say
-    that the pool gives its nodes at birth: so the profile can change. With `wait`, what changes something
-    returns when Azure has finished, and raises PoolRefused if that failed; a wait that is cancelled stops
-    nothing in Azure. `endpoint`: the Resource Manager's URL, default: that of Azure's public cloud, or of the
-    one in $AZURE_SDK_CLOUD_CONF.
+    GPUs are not partitioned by AKS, which would do so once and for all, but by the nodes' agents, as the
+    labels say that the pool gives its nodes at birth: so the profile can change. With `wait`, what changes
+    something returns when Azure has finished, and raises PoolRefused if that failed; a wait that is cancelled
+    stops nothing in Azure. `endpoint`: the Resource Manager's URL, default: that of Azure's public cloud, or
+    of the one in $AZURE_SDK_CLOUD_CONF.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class AksPools:
         await self._put("create", spec.name, AgentPool(properties=wanted), {"If-None-Match": "*"})
 
     async def update(self, spec: PoolSpec) -> None:
-        """Bring count, autoscaling, labels, taints and the GPUs' cut to what `spec` says.
+        """Bring count, autoscaling, labels, taints and the GPUs' partitioning to what `spec` says.
 
         Raises PoolNotFound; and PoolRefused for what AKS never changes: the VM size, and a GPU instance
         profile that AKS itself applied.
@@ -147,7 +147,7 @@ class AksPools:
         now.enable_auto_scaling = spec.autoscaling
         now.min_count, now.max_count = spec.min_count, spec.max_count
         now.node_labels = aks.node_labels(
-            spec, now.node_labels or {}, cut_by_aks=now.gpu_instance_profile is not None
+            spec, now.node_labels or {}, partitioned_by_aks=now.gpu_instance_profile is not None
         )
         now.node_taints = [str(taint) for taint in spec.taints]
         pool.properties = now

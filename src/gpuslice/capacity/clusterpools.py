@@ -30,7 +30,7 @@ from gpuslice.kube.wire import Node
 LOOK_SECONDS: Final = 0.2
 SILENCE_SECONDS: Final = 60.0
 """How long nobody may answer a new pool before its command gives up waiting."""
-FINAL: Final = frozenset(("Invalid", "CutFailed", "NoNodes"))
+FINAL: Final = frozenset(("Invalid", "PartitioningFailed", "NoNodes"))
 """Reasons of the condition Ready that do not pass by waiting."""
 ANSWER_SECONDS: Final = 3.0
 """How long to wait for a cluster that may be another one than is meant."""

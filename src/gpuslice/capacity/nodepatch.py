@@ -21,7 +21,8 @@ from gpuslice.kube.wire import Node, Taint, Wire
 
 
 class NodeRecord(Wire, frozen=True, gc=False):
-    """The annotation. `made`: the machine was made for the pool. `config`: how the GPUs were told to be cut.
+    """The annotation. `made`: the machine was made for the pool. `config`: how the GPUs were told to be
+    partitioned.
 
     `uid` is the pool's: another of the same name is another pool. `cordoned`: by us, so that it is ours to
     undo.
@@ -54,12 +55,13 @@ def labels_of(desired: DesiredPool, *, made: bool) -> dict[str, str]:
     if made:
         own |= {names.AKS_POOL: name, names.INSTANCE_TYPE: desired.spec.node_vm_size}
     if desired.spec.gpu_instance_profile is None and desired.spec.mig_strategy is not MigStrategy.NONE:
-        own[names.MIG_STRATEGY] = desired.spec.mig_strategy.value  # whoever cuts them, so they are counted
+        # Whoever partitions them, so they are counted.
+        own[names.MIG_STRATEGY] = desired.spec.mig_strategy.value
     return {**desired.spec.labels, **own}
 
 
 def mig_labels(config: str, strategy: str) -> dict[str, str]:
-    """The labels that say how a node's GPUs are to be cut and counted."""
+    """The labels that say how a node's GPUs are to be partitioned and counted."""
     return {names.MIG_CONFIG: config, names.MIG_STRATEGY: strategy}
 
 
@@ -75,7 +77,7 @@ def node_patch(
     changes: dict[str, str | None] = {
         key: value for key, value in labels.items() if node.labels.get(key) != value
     }
-    gone = set(record.labels) - labels.keys() - {names.MIG_STRATEGY}  # that changes with the cut
+    gone = set(record.labels) - labels.keys() - {names.MIG_STRATEGY}  # that changes with the partitioning
     changes |= {key: None for key in sorted(gone) if key in node.labels}
     annotations: dict[str, str | None] = {}
     config = record.config
@@ -104,7 +106,7 @@ def node_patch(
 
 
 def release_patch(node: Node) -> dict[str, Any]:
-    """The patch that takes off what a pool put on; how the GPUs are cut stays as it is."""
+    """The patch that takes off what a pool put on; how the GPUs are partitioned stays as it is."""
     record = read_record(node)
     changes: dict[str, str | None] = {key: None for key in record.labels if key in node.labels}
     patch = _patch(
@@ -121,7 +123,7 @@ def release_patch(node: Node) -> dict[str, Any]:
 def new_node(name: str, desired: DesiredPool) -> dict[str, Any]:
     """The Node of a machine that is to be made."""
     labels = labels_of(desired, made=True)
-    config = desired.cut.config if desired.cut is not None else ""
+    config = desired.partitioning.config if desired.partitioning is not None else ""
     taints = tuple(str(taint) for taint in desired.spec.taints)
     record = NodeRecord(desired.spec.name, desired.uid, True, tuple(sorted(labels)), taints, config)
     return {

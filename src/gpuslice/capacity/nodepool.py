@@ -23,7 +23,7 @@ from gpuslice.capacity.pools import (
     TaintEffect,
     check_name,
 )
-from gpuslice.capacity.vmsizes import Cut, VmSize, cut_of, find_size
+from gpuslice.capacity.vmsizes import Partitioning, VmSize, find_size, partitioning_of
 from gpuslice.cluster.migrecords import MigPolicy
 from gpuslice.config.reader import load_yaml
 from gpuslice.devices.sharing import MigStrategy
@@ -81,12 +81,12 @@ class Condition(Wire, frozen=True, gc=False):
 
 
 class PoolStatus(Wire, frozen=True, gc=False, omit_defaults=False):
-    """`cut_nodes`: on how many nodes the GPUs are as the profile says."""
+    """`partitioned_nodes`: on how many nodes the GPUs are as the profile says."""
 
     observed_generation: int = 0
     nodes: int = 0
     ready_nodes: int = 0
-    cut_nodes: int = 0
+    partitioned_nodes: int = 0
     conditions: tuple[Condition, ...] = ()
 
 
@@ -107,14 +107,14 @@ class GPUNodePool(KubeObject, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class DesiredPool:
-    """What a resource means. `size` and `cut` are None if it does not say.
+    """What a resource means. `size` and `partitioning` are None if it does not say.
 
     `selector`: the pool is the nodes with these labels; None: machines are made for it, where that can be.
     """
 
     spec: PoolSpec
     size: VmSize | None
-    cut: Cut | None
+    partitioning: Partitioning | None
     selector: Mapping[str, str] | None
     idle_seconds: int = IDLE_SECONDS
     uid: str = ""
@@ -151,10 +151,10 @@ def read_fields(name: str, fields: PoolFields) -> DesiredPool:
     if policy is not MigPolicy.STATIC:
         if profile is not None:
             raise InputError(
-                "a profile and cutting on demand exclude each other; leave one out", field="migPolicy"
+                "a profile and partitioning on demand exclude each other; leave one out", field="migPolicy"
             )
         labels[names.MIG_POLICY] = policy.value
-    cut = cut_of(size.model, profile) if size is not None and profile is not None else None
+    partitioning = partitioning_of(size.model, profile) if size is not None and profile is not None else None
     low, high = fields.min_count, fields.max_count
     if (low is None) != (high is None):
         missing = "minCount" if low is None else "maxCount"
@@ -169,7 +169,7 @@ def read_fields(name: str, fields: PoolFields) -> DesiredPool:
         if low == 0 and policy is not MigPolicy.STATIC:
             raise InputError(
                 "0 would stay 0: the number of nodes does not follow pods that wait for MIG devices which "
-                "could be cut on a new node; use 1 or more, or a profile in the place of migPolicy",
+                "could be partitioned on a new node; use 1 or more, or a profile in the place of migPolicy",
                 field="minCount",
             )
         count = low if count is None else count
@@ -187,7 +187,7 @@ def read_fields(name: str, fields: PoolFields) -> DesiredPool:
         tuple(read_taint(text, f"nodeTaints[{n}]") for n, text in enumerate(fields.node_taints)),
     )
     selector = None if fields.selector is None else MappingProxyType(_pairs(fields.selector, "selector"))
-    return DesiredPool(spec, size, cut, selector, fields.idle_seconds)
+    return DesiredPool(spec, size, partitioning, selector, fields.idle_seconds)
 
 
 def read_taint(text: str, field: str) -> PoolTaint:
@@ -239,7 +239,7 @@ def _strategy(text: str | None, profile: GpuInstanceProfile | None, policy: MigP
     if policy is not MigPolicy.STATIC:
         if text not in (None, MigStrategy.MIXED.value):
             raise InputError(
-                "what is cut on demand is counted by its profile; use mixed", field="migStrategy"
+                "what is created on demand is counted by its profile; use mixed", field="migStrategy"
             )
         return MigStrategy.MIXED
     if text is None:
@@ -252,7 +252,7 @@ def _strategy(text: str | None, profile: GpuInstanceProfile | None, policy: MigP
         ) from error
     if profile is not None and strategy is MigStrategy.NONE:
         raise InputError(
-            "none would count a GPU that is cut as a whole one; use single or mixed with a profile",
+            "none would count a GPU that is partitioned as a whole one; use single or mixed with a profile",
             field="migStrategy",
         )
     return strategy

@@ -2,7 +2,7 @@
 
 Nothing is remembered between two plans: what was begun shows on the nodes (labels, cordons). A pod is ended
 only where the number of nodes was lowered or the pool deleted, and then by eviction, which disruption budgets
-can delay; never for cutting a GPU anew.
+can delay; never for repartitioning a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpuslice.capacity.nodepatch import new_node, node_patch, read_record, release_patch
 from gpuslice.capacity.nodepool import READY, SCALING, DesiredPool, GPUNodePool, PoolStatus
-from gpuslice.capacity.poolplan import PoolNode, Size, next_names, plan_count, plan_range, plan_recut
+from gpuslice.capacity.poolplan import PoolNode, Size, next_names, plan_count, plan_range, plan_repartition
 from gpuslice.capacity.poolstatus import Content, readiness, scaling, status_of
 from gpuslice.cluster.actions import Create, Delete, Evict, Patch, Record
 from gpuslice.kube.wire import Node, Pod
@@ -80,22 +80,22 @@ def plan_pool(picture: PoolPicture) -> Steps:
         size = _size(picture)
         steps += _machines(picture, size, picture.running)
     staying = [node for node in nodes if node.name not in size.retire]
-    recut = plan_recut(staying)
-    cordoned = {*size.retire, *recut.close}
+    repartition = plan_repartition(staying)
+    cordoned = {*size.retire, *repartition.close}
     for node in nodes:
-        tell = (node.wanted, node.wanted_strategy) if node.name in recut.tell else None
+        tell = (node.wanted, node.wanted_strategy) if node.name in repartition.tell else None
         patch = node_patch(picture.objects[node.name], desired, cordon=node.name in cordoned, tell=tell)
         if patch is None or node.name in size.remove:
             continue
         step: list[Action] = [Patch(Node, node.name, patch)]
         if tell is not None:
             text = f"node {node.name}: {tell[0]}, {tell[1]}"
-            step.append(Record(pool, "Normal", "Cutting", text, happened=True))
+            step.append(Record(pool, "Normal", "Partitioning", text, happened=True))
         steps.append(step)
-    if recut.failed:
-        steps.append([Record(pool, "Warning", "CutFailed", recut.waits)])
+    if repartition.failed:
+        steps.append([Record(pool, "Warning", "PartitioningFailed", repartition.waits)])
     said = {
-        READY: readiness(desired, nodes, size, recut),
+        READY: readiness(desired, nodes, size, repartition),
         SCALING: scaling(desired, makes=picture.running is not None),
     }
     return [*steps, _status(pool, nodes, said, picture.now)]

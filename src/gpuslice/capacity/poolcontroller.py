@@ -1,4 +1,5 @@
-"""Brings the nodes of every GPUNodePool to what it says: their number, labels, taints, and how GPUs are cut.
+"""Brings the nodes of every GPUNodePool to what it says: their number, labels, taints, and how GPUs are
+partitioned.
 
 Level-triggered: each round looks at what is there, plans (`poolactions`) and takes the next steps.
 """

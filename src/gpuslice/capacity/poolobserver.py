@@ -9,7 +9,7 @@ from gpuslice import names
 from gpuslice.capacity.nodepatch import read_record
 from gpuslice.capacity.nodepool import DesiredPool
 from gpuslice.capacity.poolplan import PoolNode
-from gpuslice.capacity.vmsizes import DISABLED, cut_of
+from gpuslice.capacity.vmsizes import DISABLED, partitioning_of
 from gpuslice.clock import Clock
 from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import GpuView
@@ -112,7 +112,7 @@ class PoolObserver:
             state=state,
             reason=reason,
             strategy=strategy,
-            cut=any(gpu.parent for gpu in gpus),
+            partitioned=any(gpu.parent for gpu in gpus),
             answered=state == MigState.FAILED
             or (in_step and renamed and (closed if state == MigState.PENDING else is_cut)),
             holders=len(self._cluster.pods_on(name)),
@@ -125,10 +125,12 @@ class PoolObserver:
         )
 
     def _config(self, node: Node, desired: DesiredPool) -> str:
-        if desired.cut is not None:
-            return desired.cut.config
+        if desired.partitioning is not None:
+            return desired.partitioning.config
         assert desired.spec.gpu_instance_profile is not None
-        return cut_of(_model(node), desired.spec.gpu_instance_profile, field=f"node {node.name}").config
+        return partitioning_of(
+            _model(node), desired.spec.gpu_instance_profile, field=f"node {node.name}"
+        ).config
 
 
 def members(nodes: Iterable[Node], desired: DesiredPool, *, makes: bool) -> list[Node]:

@@ -21,10 +21,10 @@ class PoolNode:
 
     `ready`: its GPUs are offered. `wanted`: the configuration of MIG that it is to have, "" if that is not
     said, and `wanted_strategy`; `config`, `strategy`, `state` and `reason` are what it has by its labels and
-    annotation; `cut`: it has MIG devices. `answered`: what has to go is given to nobody any more, and the
-    scheduler knows. `holders`: pods that hold GPUs here. `arriving`: pods that were bound just now. `pods`:
-    those that would be lost with the machine. `cordoned`: it gets no new pods, since `closed_s` seconds;
-    `closed`: that was our doing. `idle_s`: how long it had no pods.
+    annotation; `partitioned`: it has MIG devices. `answered`: what has to go is given to nobody any more, and
+    the scheduler knows. `holders`: pods that hold GPUs here. `arriving`: pods that were bound just now.
+    `pods`: those that would be lost with the machine. `cordoned`: it gets no new pods, since `closed_s`
+    seconds; `closed`: that was our doing. `idle_s`: how long it had no pods.
     """
 
     name: str
@@ -35,7 +35,7 @@ class PoolNode:
     state: str = ""
     reason: str = ""
     strategy: str = ""
-    cut: bool = False
+    partitioned: bool = False
     answered: bool = True
     holders: int = 0
     arriving: int = 0
@@ -53,7 +53,7 @@ class PoolNode:
     @property
     def renames(self) -> bool:
         """What pods hold here would get another name."""
-        return self.cut and self.strategy != self.wanted_strategy
+        return self.partitioned and self.strategy != self.wanted_strategy
 
     @property
     def has_to_wait(self) -> bool:
@@ -67,7 +67,7 @@ class PoolNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Recut:
+class Repartition:
     """`tell`: nodes that are to be told now how their GPUs are to be. `close`: nodes that get no new pods for
     the time being. `done`: nodes that are as they should be. `waits`: a sentence about what is not done, ""
     if all is; `failed`: it will not come right by itself.
@@ -80,45 +80,47 @@ class Recut:
     failed: bool = False
 
 
-def plan_recut(nodes: Sequence[PoolNode]) -> Recut:
-    """Cut the nodes' GPUs anew, one node after the other, those without holders first.
+def plan_repartition(nodes: Sequence[PoolNode]) -> Repartition:
+    """Repartition the nodes' GPUs, one node after the other, those without holders first.
 
     A node gets no new pods until its agent has closed what has to go: a pod that is bound to a device which
-    goes at that moment would be rejected. Then the agent cuts each GPU as soon as nothing that has to go is
-    in use, and other pods may come. A node that waits for pods to end does not hold up those that are free,
-    but others with holders. Counting MIG devices in another way renames what pods hold: a node that has some
-    must be without holders for it.
+    goes at that moment would be rejected. Then the agent partitions each GPU as soon as nothing that has to
+    go is in use, and other pods may come. A node that waits for pods to end does not hold up those that are
+    free, but others with holders. Counting MIG devices in another way renames what pods hold: a node that has
+    some must be without holders for it.
     """
     wrong = [node for node in nodes if not node.told]
     told = [node for node in nodes if node.told and node.wanted]
-    cutting = [node for node in told if node.state not in (MigState.SUCCESS, MigState.FAILED)]
+    partitioning = [node for node in told if node.state not in (MigState.SUCCESS, MigState.FAILED)]
     unanswered = {node.name for node in told if node.closed and not node.answered}
     done = sum(node.state == MigState.SUCCESS for node in told)
     failed = next((node for node in told if node.state == MigState.FAILED), None)
     if failed is not None:
-        why = failed.reason or "its GPUs cannot be cut"
-        return Recut((), tuple(sorted(unanswered)), done, f"node {failed.name}: {why}", failed=True)
-    if not wrong and not cutting:
-        return Recut((), tuple(sorted(unanswered)), done)
-    chosen = _chosen(wrong, cutting)
-    tell = {node.name for node in chosen if node.can_be_told} if not _is_at_work(cutting) else set()
-    slow = next(iter([*cutting, *chosen, *wrong]))
-    why = slow.reason or (f"{slow.holders} pods hold its GPUs" if slow.holders else "its GPUs are being cut")
+        why = failed.reason or "its GPUs cannot be partitioned"
+        return Repartition((), tuple(sorted(unanswered)), done, f"node {failed.name}: {why}", failed=True)
+    if not wrong and not partitioning:
+        return Repartition((), tuple(sorted(unanswered)), done)
+    chosen = _chosen(wrong, partitioning)
+    tell = {node.name for node in chosen if node.can_be_told} if not _is_at_work(partitioning) else set()
+    slow = next(iter([*partitioning, *chosen, *wrong]))
+    why = slow.reason or (
+        f"{slow.holders} pods hold its GPUs" if slow.holders else "its GPUs are being partitioned"
+    )
     number = sum(bool(node.wanted) for node in nodes)
-    return Recut(
+    return Repartition(
         tuple(sorted(tell)[:1]),
         tuple(sorted(unanswered | {node.name for node in chosen})),
         done,
-        f"{done} of {number} nodes are cut; node {slow.name}: {why}",
+        f"{done} of {number} nodes are partitioned; node {slow.name}: {why}",
     )
 
 
-def _is_at_work(cutting: Sequence[PoolNode]) -> bool:
-    """True if a node is being cut at this moment, and does not only wait for pods."""
-    return any(not node.holders for node in cutting)
+def _is_at_work(partitioning: Sequence[PoolNode]) -> bool:
+    """True if a node is being partitioned at this moment, and does not only wait for pods."""
+    return any(not node.holders for node in partitioning)
 
 
-def _chosen(wrong: Sequence[PoolNode], cutting: Sequence[PoolNode]) -> list[PoolNode]:
+def _chosen(wrong: Sequence[PoolNode], partitioning: Sequence[PoolNode]) -> list[PoolNode]:
     """Those that are next: the ones closed already, and another one if it need not wait for them.
 
     Of nodes with holders there is one at most, under way or next.
@@ -126,13 +128,13 @@ def _chosen(wrong: Sequence[PoolNode], cutting: Sequence[PoolNode]) -> list[Pool
     closed = sorted(
         (node for node in wrong if node.closed), key=lambda node: (not node.has_to_wait, node.name)
     )
-    room = not any(node.holders for node in cutting)
+    room = not any(node.holders for node in partitioning)
     chosen: list[PoolNode] = []
     for node in closed:
         if not node.holders or room:
             chosen.append(node)
             room = room and not node.holders
-    if all(node.has_to_wait for node in chosen) and not _is_at_work(cutting):
+    if all(node.has_to_wait for node in chosen) and not _is_at_work(partitioning):
         open_ones = [n for n in wrong if n not in chosen and (room or not n.holders)]
         chosen += sorted(open_ones, key=lambda node: (node.holders, node.name))[:1]
     return chosen

@@ -1,6 +1,7 @@
 """Node pools as values, and what a cloud has to be able to do for them.
 
-A pool is a number of equal machines whose GPUs are cut alike. The words are those of AKS (`az aks nodepool`).
+A pool is a number of equal machines whose GPUs are partitioned alike. The words are those of AKS (`az aks
+nodepool`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
 class GpuInstanceProfile(StrEnum):
-    """How every GPU of a pool is cut: as many instances of so many compute slices as there is room for."""
+    """How every GPU of a pool is partitioned: as many instances of so many compute slices as there is room
+    for.
+    """
 
     MIG1G = "MIG1g"
     MIG2G = "MIG2g"
@@ -125,9 +128,9 @@ class PoolProvider(Protocol):
         ...
 
     async def update(self, spec: PoolSpec) -> None:
-        """Bring the pool's count, autoscaling, labels, taints and its GPUs' cut to what `spec` says.
+        """Bring the pool's count, autoscaling, labels, taints and its GPUs' partitioning to what `spec` says.
 
-        GPUs are cut anew by the nodes' own agents, which the cloud tells how. Raises PoolNotFound; and
+        GPUs are repartitioned by the nodes' own agents, which the cloud tells how. Raises PoolNotFound; and
         PoolRefused for what the cloud never changes: the VM size, a profile that the cloud itself applied.
         """
         ...

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuslice import names
 from gpuslice.capacity.nodepool import READY, SCALING, Condition, DesiredPool, GPUNodePool, PoolStatus
-from gpuslice.capacity.poolplan import PoolNode, Recut, Size
+from gpuslice.capacity.poolplan import PoolNode, Repartition, Size
 from gpuslice.devices.migstate import MigState
 
 LONGEST: Final = 1000
@@ -26,10 +26,12 @@ class Content:
     message: str = ""
 
 
-def readiness(desired: DesiredPool, nodes: Sequence[PoolNode], size: Size, recut: Recut) -> Content:
+def readiness(
+    desired: DesiredPool, nodes: Sequence[PoolNode], size: Size, repartition: Repartition
+) -> Content:
     """The condition Ready: is everything as the spec says, and if not, what is being waited for?"""
-    if recut.failed:
-        return Content(False, "CutFailed", recut.waits)
+    if repartition.failed:
+        return Content(False, "PartitioningFailed", repartition.waits)
     unready = [node.name for node in nodes if not node.ready]
     if size.add:
         more = "1 more node is" if size.add == 1 else f"{size.add} more nodes are"
@@ -37,8 +39,8 @@ def readiness(desired: DesiredPool, nodes: Sequence[PoolNode], size: Size, recut
     if not nodes and desired.selector is not None:
         labels = ", ".join(f"{key}={value}" for key, value in desired.selector.items())
         return Content(False, "NoNodes", f"no node has the labels {labels}")
-    if recut.waits:
-        return Content(False, "Cutting", recut.waits)
+    if repartition.waits:
+        return Content(False, "Partitioning", repartition.waits)
     if size.retire:
         return Content(
             False, "NodesLeaving", f"these nodes go when their pods have moved: {', '.join(size.retire)}"
@@ -92,6 +94,6 @@ def status_of(
             status,
             nodes=len(nodes),
             ready_nodes=sum(node.ready for node in nodes),
-            cut_nodes=sum(bool(n.wanted) and n.told and n.state == MigState.SUCCESS for n in nodes),
+            partitioned_nodes=sum(bool(n.wanted) and n.told and n.state == MigState.SUCCESS for n in nodes),
         )
     return None if status == pool.status else status

@@ -1,4 +1,4 @@
-"""The machines that cloud VM sizes stand for, and how their GPUs can be cut. Data, and pure.
+"""The machines that cloud VM sizes stand for, and how their GPUs can be partitioned. Data, and pure.
 
 Source: Azure's documentation of GPU-accelerated VM sizes (NC, ND and NV series). Sizes that hold a part of a
 GPU (NVads A10 below 36 vCPU) or GPUs of others than NVIDIA are not among them.
@@ -39,8 +39,10 @@ class VmSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How each GPU is cut: mig-parted's name for it (all-1g.5gb) and the instances ("1g.5gb", ...)."""
+class Partitioning:
+    """How each GPU is partitioned: mig-parted's name for it (all-1g.5gb) and the instances ("1g.5gb",
+    ...).
+    """
 
     config: str
     instances: tuple[str, ...]
@@ -99,8 +101,11 @@ def find_size(name: str, *, field: str = "vmSize") -> VmSize:
     return found
 
 
-def cut_of(model: GpuModel, profile: GpuInstanceProfile, *, field: str = "gpuInstanceProfile") -> Cut:
-    """How a GPU of that model is cut by an AKS profile: as many as fit of the plainest instances so large.
+def partitioning_of(
+    model: GpuModel, profile: GpuInstanceProfile, *, field: str = "gpuInstanceProfile"
+) -> Partitioning:
+    """How a GPU of that model is partitioned by an AKS profile: as many as fit of the plainest instances so
+    large.
 
     MIG1g on an A100 with 40 GB is seven times 1g.5gb. Raises InputError if the model has no such instances.
     """
@@ -118,4 +123,4 @@ def cut_of(model: GpuModel, profile: GpuInstanceProfile, *, field: str = "gpuIns
     name = min(so_large, key=lambda name: name.memory_gb)
     config = f"all-{name.label}"
     (entry,) = standard_configs([((), geometry)]).configs[config]
-    return Cut(config, (str(name),) * entry.devices[name])
+    return Partitioning(config, (str(name),) * entry.devices[name])

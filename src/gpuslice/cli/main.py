@@ -16,7 +16,7 @@ COMMANDS = {
     "install": ("install.command", "Wire the cluster's own kube-scheduler."),
     "mig": ("mig.command", "Plan, apply and save this machine's MIG layout."),
     "node": ("node.command", "Look at this machine's GPUs."),
-    "nodepool": ("nodepool.command", "Pools of machines whose GPUs are cut alike."),
+    "nodepool": ("nodepool.command", "Pools of machines whose GPUs are partitioned alike."),
     "scheduler": ("run.scheduler", "Schedule the pods whose spec.schedulerName is gpuslice."),
     "uninstall": ("install.uninstall", "Take off the nodes what the agents wrote there."),
     "up": ("up.command", "Start a cluster with simulated GPUs in this process."),

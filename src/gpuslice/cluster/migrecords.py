@@ -1,7 +1,8 @@
 """What a node's agent tells of its GPUs' MIG instances, and what it is told to make of them. Text and values.
 
-Two annotations of a node whose GPUs are cut as pods need it: `gpuslice.io/mig`, by its agent, says what can
-be cut and what is cut; `gpuslice.io/mig-wanted`, by who looks at the pods that wait, how it is to be.
+Two annotations of a node whose GPUs are partitioned as pods need it: `gpuslice.io/mig`, by its agent, says
+what can be partitioned and what is partitioned; `gpuslice.io/mig-wanted`, by who looks at the pods that wait,
+how it is to be.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpuslice.errors import InputError, quoted
 
 
 class MigPolicy(StrEnum):
-    """Who decides how a node's GPUs are cut: the label nvidia.com/mig.config, or the pods that wait.
+    """Who decides how a node's GPUs are partitioned: the label nvidia.com/mig.config, or the pods that wait.
 
     On demand, instances are added where nothing lies; with `drain`, idle ones give way as well.
     """
@@ -45,8 +46,8 @@ class MigPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CutGpu:
-    """One GPU that can be cut. `layout` is empty while MIG is off.
+class MigCapableGpu:
+    """One GPU that can be partitioned. `layout` is empty while MIG is off.
 
     `devices` are the UUIDs of its MIG devices, by the GPU instance's start and the compute instance's id.
     """
@@ -135,7 +136,7 @@ _records = msgspec.json.Decoder(_Record)
 _targets = msgspec.json.Decoder(dict[str, list[str] | None])
 
 
-def encode_cuts(gpus: Iterable[CutGpu]) -> str:
+def encode_partitions(gpus: Iterable[MigCapableGpu]) -> str:
     """What the agent publishes."""
     gpus = tuple(gpus)
     kinds = list(dict.fromkeys(gpu.layout.geometry for gpu in gpus))
@@ -146,19 +147,19 @@ def encode_cuts(gpus: Iterable[CutGpu]) -> str:
     ).decode()
 
 
-def decode_cuts(annotations: Mapping[str, str]) -> tuple[CutGpu, ...]:
-    """The GPUs that can be cut, as the agent published them; () if it published none.
+def decode_partitions(annotations: Mapping[str, str]) -> tuple[MigCapableGpu, ...]:
+    """The GPUs that can be partitioned, as the agent published them; () if it published none.
 
     Raises InputError if the annotation was damaged: such a node is left as it is until its agent mends it.
     """
-    text = annotations.get(names.MIG_CUTS)
+    text = annotations.get(names.MIG_PARTITIONS)
     if text is None:
         return ()
-    where = f"metadata.annotations[{names.MIG_CUTS}]"
+    where = f"metadata.annotations[{names.MIG_PARTITIONS}]"
     try:
         record = decode(_records, text)
         kinds = [_geometry(kind) for kind in record.kinds]
-        return tuple(_cut(gpu, kinds[gpu.kind]) for gpu in record.gpus)
+        return tuple(_partitioned(gpu, kinds[gpu.kind]) for gpu in record.gpus)
     except (IndexError, InputError) as error:
         raise InputError(
             f"not readable ({error}); restart the node's agent, it writes it anew", field=where
@@ -194,7 +195,7 @@ def _kind(of: MigGeometry) -> _Kind:
     return _Kind(of.name, of.memory_slices, of.compute_slices, profiles, limits)
 
 
-def _gpu(gpu: CutGpu, kind: int) -> _Gpu:
+def _gpu(gpu: MigCapableGpu, kind: int) -> _Gpu:
     instances = [
         _Instance(
             str(gi.profile),
@@ -216,7 +217,7 @@ def _geometry(kind: _Kind) -> MigGeometry:
     return MigGeometry(kind.name, kind.memory, kind.compute, profiles, limits)
 
 
-def _cut(gpu: _Gpu, geometry: MigGeometry) -> CutGpu:
+def _partitioned(gpu: _Gpu, geometry: MigGeometry) -> MigCapableGpu:
     instances = tuple(
         GpuInstance(
             geometry.profile(MigProfile.parse(one.profile)),
@@ -230,7 +231,7 @@ def _cut(gpu: _Gpu, geometry: MigGeometry) -> CutGpu:
     made = MigLayout(geometry, instances)
     if made.fault is not None:
         raise InputError(made.fault)
-    return CutGpu(gpu.uuid, gpu.index, gpu.enabled, made, gpu.healthy, devices)
+    return MigCapableGpu(gpu.uuid, gpu.index, gpu.enabled, made, gpu.healthy, devices)
 
 
 def target_layout(geometry: MigGeometry, target: Target) -> MigLayout:

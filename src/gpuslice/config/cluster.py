@@ -64,7 +64,7 @@ class NodeEntry(Section, frozen=True):
     """One node (`name`), or `count` equal ones called `namePrefix`-0, -1 and so on.
 
     `machine` is the name of a ready-made one ("8xA100-40"), in the place of `gpus`. `mig_strategy`: how the
-    MIG devices of GPUs that are cut are counted.
+    MIG devices of GPUs that are partitioned are counted.
     """
 
     name: str | None = None

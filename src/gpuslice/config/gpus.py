@@ -15,7 +15,7 @@ from gpuslice.devices.availability import sick
 from gpuslice.devices.catalogue import GpuModel, find_model
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import MAX_GPUS, Gpu, NodeGpus
-from gpuslice.devices.machine import PaperGpu, PaperMig, cut
+from gpuslice.devices.machine import PaperGpu, PaperMig, partition
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.devices.migtables import geometry_of
 from gpuslice.devices.xids import XidPolicy, describe
@@ -154,7 +154,7 @@ def _mig(entry: GpuEntry, model: GpuModel, where: str) -> PaperMig | None:
         return None
     geometry = geometry_of(model.mig_family)
     try:
-        layout = cut(geometry, entry.mig) if entry.mig else MigLayout(geometry)
+        layout = partition(geometry, entry.mig) if entry.mig else MigLayout(geometry)
     except InputError as error:
         raise InputError(str(error), field=f"{where}.mig") from error
     return PaperMig(model.architecture == "ampere", entry.mig is not None, layout)

@@ -54,7 +54,7 @@ class SavedGpu(Section, frozen=True, rename="pascal"):
         return self.mig_mode == 1
 
     def layout(self, geometry: MigGeometry) -> MigLayout:
-        """The instances, on a GPU that can be cut so. Raises InputError if this one cannot."""
+        """The instances, on a GPU that can be partitioned so. Raises InputError if this one cannot."""
         return MigLayout(geometry, tuple(_instance(geometry, saved) for saved in self.gpu_instances or ()))
 
 

@@ -21,7 +21,7 @@ _BALANCED: Final = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2: 1}}
 
 
 def standard_configs(kinds: Sequence[tuple[tuple[PciId, ...], MigGeometry]]) -> MigPartedFile:
-    """The file for a node (or a fleet) with these kinds of GPUs: their boards and what can be cut from them.
+    """The file for a node (or a fleet) with these kinds of GPUs: their boards and what can be made from them.
 
     With one kind the entries are for all GPUs; with several each entry has its device-filter.
     """

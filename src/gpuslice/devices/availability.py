@@ -7,7 +7,9 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """`CLOSED`: it is well, but is being cut, changes its use, or nobody knows how it is to be used."""
+    """`CLOSED`: it is well, but is being partitioned, changes its use, or nobody knows how it is to be
+    used.
+    """
 
     OK = "ok"
     CLOSED = "closed"
@@ -34,7 +36,7 @@ class Availability:
         return self.state is State.CLOSED
 
     def __str__(self) -> str:
-        """For sentences: "closed: being cut into MIG devices"."""
+        """For sentences: "closed: being partitioned into MIG devices"."""
         return f"{self.state}: {self.reason}" if self.reason else str(self.state)
 
 

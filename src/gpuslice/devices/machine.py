@@ -47,7 +47,7 @@ class PaperMachine:
     gpus: tuple[PaperGpu, ...]
 
 
-def cut(geometry: MigGeometry, wanted: Iterable[str]) -> MigLayout:
+def partition(geometry: MigGeometry, wanted: Iterable[str]) -> MigLayout:
     """GPU instances made one after the other: "3g.20gb@4" begins at memory slice 4, "1g.5gb" where the driver
     likes. Each is one MIG device.
 

@@ -1,4 +1,4 @@
-"""What is cut on one GPU, and whether it can be: GPU instances in windows, compute instances in them."""
+"""How one GPU is partitioned, and whether it can be: GPU instances in windows, compute instances in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How far a node's GPUs are cut as it was told: the words of the label nvidia.com/mig.config.state."""
+"""How far a node's GPUs are partitioned as it was told: the words of the label
+nvidia.com/mig.config.state.
+"""
 
 from __future__ import annotations
 

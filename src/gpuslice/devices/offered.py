@@ -1,4 +1,5 @@
-"""What the engine places on a node: its GPUs and, in the place of those that are cut, MIG devices. Pure.
+"""What the engine places on a node: its GPUs and, in the place of those that are partitioned, MIG devices.
+Pure.
 
 Replicas are in the place of what they are replicas of. `devices.announced` says which there are and by which
 resource they are counted.
@@ -24,13 +25,13 @@ def offered(
 ) -> tuple[Gpu, ...]:
     """The devices by index; MIG devices and replicas are numbered after the GPUs.
 
-    Only the memory of GPUs that are neither cut nor replicated is shared. Raises InputError, in NVIDIA's
-    words, if the strategy `single` cannot be met, or if sharing selects devices that are not there.
+    Only the memory of GPUs that are neither partitioned nor replicated is shared. Raises InputError, in
+    NVIDIA's words, if the strategy `single` cannot be met, or if sharing selects devices that are not there.
     """
     announced = announce(found, strategy, sharing)
     devices = [(resource, one) for resource, ids in announced.resources.items() for one in ids]
     gpus = [
-        replace(one.device.gpu.shared, resource=resource, shareable=not _cut(one.device))
+        replace(one.device.gpu.shared, resource=resource, shareable=not _partitioned(one.device))
         for resource, one in devices
         if one.id == one.device.gpu.uuid
     ]
@@ -62,7 +63,7 @@ def _place(part: tuple[str, Announced]) -> tuple[int, ...]:
     return int(gpu), int(number or 0), int(one.id.removeprefix(one.device.uuid).lstrip(":") or 0)
 
 
-def _cut(device: GpuDevice) -> bool:
+def _partitioned(device: GpuDevice) -> bool:
     return device.gpu.mig is not None and device.gpu.mig.current
 
 

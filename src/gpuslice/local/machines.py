@@ -87,10 +87,10 @@ class SimulatedMachines:
 
 
 def plan_of(name: str, desired: DesiredPool, unit: MemoryUnit, number: int) -> NodePlan:
-    """The simulated node: its GPUs are cut already, as those of a new machine of AKS are."""
+    """The simulated node: its GPUs are partitioned already, as those of a new machine of AKS are."""
     size = desired.size
     assert size is not None, "a pool whose machines are made has a VM size"
-    instances = desired.cut.instances if desired.cut is not None else None
+    instances = desired.partitioning.instances if desired.partitioning is not None else None
     gpus = (GpuEntry(size.gpu, size.gpus, mig=instances),)
     spec = DevicesSpec(gpus, memory_unit=str(unit), nvlinks=size.nvlinks)
     machine = DevicesFile(spec).machine(name)

@@ -68,7 +68,7 @@ WAVE_SECONDS: Final = 10.0
 class Settings:
     """How to run. `port` 0 takes a free one. `database`: keep the objects there from run to run.
 
-    `mig_idle_seconds`: how long a MIG instance that was cut on demand may be idle. `xids`: which of the
+    `mig_idle_seconds`: how long a MIG instance that was created on demand may be idle. `xids`: which of the
     driver's error numbers make a GPU sick.
     """
 

@@ -66,7 +66,7 @@ class Agent:
     `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
     are to say of its GPUs, None if that is not ours to write; `injector` how containers are given devices;
     `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi;
-    `mig` cuts the GPUs as the node's label says; `on_node` is told of every change of the node.
+    `mig` partitions the GPUs as the node's label says; `on_node` is told of every change of the node.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Agent:
                 group.create_task(mig.run())
 
     def _manager(self, service: DevicePluginService, gate: Gate) -> MigManager | None:
-        """Who cuts the node's GPUs as its label says, if somebody can."""
+        """Who partitions the node's GPUs as its label says, if somebody can."""
         tools, ledger = self._mig, service.ledger
         if tools is None:
             return None

@@ -37,7 +37,8 @@ class Metrics:
         self.gpus = self._gauge("gpuslice_cluster_gpus", "GPUs in the cluster.")
         self.unhealthy_gpus = self._gauge("gpuslice_cluster_gpus_unhealthy", "GPUs that are unhealthy.")
         self.closed_gpus = self._gauge(
-            "gpuslice_cluster_gpus_closed", "Healthy GPUs that nobody gets: being cut, or changing their use."
+            "gpuslice_cluster_gpus_closed",
+            "Healthy GPUs that nobody gets: being partitioned, or changing their use.",
         )
         self.memory_mib = self._gauge("gpuslice_cluster_gpu_memory_mib", "GPU memory in the cluster, MiB.")
         self.allocated_mib = self._gauge(

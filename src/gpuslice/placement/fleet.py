@@ -55,7 +55,7 @@ _NUMBER: dict[Reason, int] = {code: number for number, code in enumerate(CODES)}
 NO_NODE = 0
 """The row that stands for every unknown name: always empty."""
 FEW = 16
-"""GPUs of the largest machines that there are, when they are neither cut nor replicated."""
+"""GPUs of the largest machines that there are, when they are neither partitioned nor replicated."""
 PASS_STEPS = 10 * STEPS
 """Steps of the exact search for one pod on all nodes together, some 30 ms. Nodes for which none are left are
 said to be undecided: the pod waits, unless another node takes it."""

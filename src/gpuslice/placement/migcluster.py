@@ -1,9 +1,9 @@
-"""Which GPUs of a cluster to cut, so that the pods that wait get their MIG devices.
+"""Which GPUs of a cluster to partition, so that the pods that wait get their MIG devices.
 
 Pods are taken by size, the largest first. Each goes to the node, and each of its devices to the GPU there,
-where the fewest idle instances must be destroyed, no further GPU is opened if one that is cut has room, and
-the fewest possible placements are lost. What a GPU then needs is planned by `migplan`, exactly. If a pod got
-nothing, or only where something had to go, other orders are tried, and the best counts.
+where the fewest idle instances must be destroyed, no further GPU is opened if one that is partitioned has
+room, and the fewest possible placements are lost. What a GPU then needs is planned by `migplan`, exactly. If
+a pod got nothing, or only where something had to go, other orders are tried, and the best counts.
 
 Where the devices of one pod go on a node is looked for exactly, within a number of dead ends: a pod chooses
 how many of which it asks for. Beyond it the pod is told that it was not decided.
@@ -39,9 +39,9 @@ PLAN_DEAD_ENDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class MigGpu:
-    """One GPU of a node, and what is cut on it.
+    """One GPU of a node, and what is partitioned on it.
 
-    If it may not be cut, only what is idle there counts. If it may be, but nothing may be destroyed,
+    If it may not be partitioned, only what is idle there counts. If it may be, but nothing may be destroyed,
     instances are only added. `off`: MIG has to be switched on first, so that other GPUs are rather opened.
     Of GPUs that are equally good that with the lowest index is taken.
     """
@@ -49,7 +49,7 @@ class MigGpu:
     node: str
     uuid: str
     layout: MigLayout
-    may_cut: bool = True
+    may_partition: bool = True
     may_destroy: bool = True
     off: bool = False
     index: int = 0
@@ -85,7 +85,9 @@ class MigPlacement:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What to cut (by UUID, only GPUs that change), which pods that serves, why the others get nothing."""
+    """What to partition (by UUID, only GPUs that change), which pods that serves, why the others get
+    nothing.
+    """
 
     plans: Mapping[str, MigPlan]
     placed: tuple[MigPlacement, ...]
@@ -98,7 +100,8 @@ class ClusterPlan:
 
 
 def plan_cluster(gpus: Iterable[MigGpu], demands: Iterable[MigDemand]) -> ClusterPlan:
-    """Choose the node of each pod and what to cut there; equal questions get equal answers in any order.
+    """Choose the node of each pod and what to partition there; equal questions get equal answers in any
+    order.
 
     GPUs that nothing may be taken from (whole, shared, unhealthy) are left out by the caller.
     """
@@ -151,12 +154,12 @@ def _sum(costs: Iterable[_Cost]) -> _Cost:
 
 
 class _Kind:
-    """GPUs that are cut alike, and everything that one of them was asked to give."""
+    """GPUs that are partitioned alike, and everything that one of them was asked to give."""
 
-    __slots__ = ("answers", "future", "layout", "may_cut", "may_destroy", "off")
+    __slots__ = ("answers", "future", "layout", "may_destroy", "may_partition", "off")
 
-    def __init__(self, layout: MigLayout, may_cut: bool, may_destroy: bool, off: bool) -> None:
-        self.layout, self.may_cut, self.may_destroy, self.off = layout, may_cut, may_destroy, off
+    def __init__(self, layout: MigLayout, may_partition: bool, may_destroy: bool, off: bool) -> None:
+        self.layout, self.may_partition, self.may_destroy, self.off = layout, may_partition, may_destroy, off
         space = space_of(layout.geometry)
         self.future = space.future(*space.state(layout))
         self.answers: dict[_Devices, _State | None] = {}
@@ -164,7 +167,7 @@ class _Kind:
     def plan(self, wanted: _Devices) -> MigPlan | None:
         """What must be done for these devices; None if the GPU cannot give them."""
         counts = Counter(wanted)
-        if self.may_cut:
+        if self.may_partition:
             outcome = plan_besides(self.layout, counts, may_destroy=self.may_destroy)
             return outcome if isinstance(outcome, MigPlan) else None
         return None if counts - self.layout.idle_devices else MigPlan(self.layout, (), self.future)
@@ -195,7 +198,7 @@ class States:
 
     def of(self, gpu: MigGpu) -> _State:
         """The state of a GPU before anything is planned."""
-        key = (gpu.layout, gpu.may_cut, gpu.may_destroy, gpu.off)
+        key = (gpu.layout, gpu.may_partition, gpu.may_destroy, gpu.off)
         if key not in self._kinds:
             self._kinds[key] = _Kind(*key)
         state = self._state(self._kinds[key], ())
@@ -359,7 +362,7 @@ class _Round:
 def _undecided(demand: MigDemand) -> Verdict:
     asked = say_counts(sorted(Counter(dict(demand.wanted)).items()))
     text = (
-        f"{asked} can be cut from the GPUs of a node in too many ways to try them all; ask for fewer devices"
+        f"{asked} can be made from the GPUs of a node in too many ways to try them all; ask for fewer devices"
     )
     return Verdict(Code.UNDECIDED, text, {"wanted": len(demand.devices)})
 
@@ -369,7 +372,7 @@ def _why_not(demand: MigDemand, gpus: Sequence[MigGpu]) -> Verdict:
     asked = Counter(dict(demand.wanted))
     gpus = [gpu for gpu in gpus if demand.nodes is None or gpu.node in demand.nodes]
     geometries = {gpu.layout.geometry for gpu in gpus}
-    numbers = {"gpus": len(gpus), "gpus_that_may_be_cut": sum(gpu.may_cut for gpu in gpus)}
+    numbers = {"gpus": len(gpus), "gpus_that_may_be_partitioned": sum(gpu.may_partition for gpu in gpus)}
     for profile in sorted(asked):
         if not any(geometry.find(profile) for geometry in geometries):
             return Verdict(Code.MIG_UNKNOWN_PROFILE, f"no GPU has the MIG profile {profile}", numbers)

@@ -1,8 +1,9 @@
-"""How GPUs that are cut on demand are to be: room for the pods that wait, and what nobody needs is undone.
+"""How GPUs that are partitioned on demand are to be: room for the pods that wait, and what nobody needs is
+undone.
 
 Three things, the first that applies to a GPU: what `migcluster` plans for the pods; MIG off again, if pods
-wait for uncut GPUs and nothing lies on this one, or only what gives way; the end of instances that have been
-idle for long.
+wait for unpartitioned GPUs and nothing lies on this one, or only what gives way; the end of instances that
+have been idle for long.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from gpuslice.placement.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class DemandGpu:
-    """One GPU that is cut on demand.
+    """One GPU that is partitioned on demand.
 
     `layout`: as it is, or as it was told to become, with what is in use marked. `enabled`: MIG is or will be
-    on. `may_change`: it is healthy, and nobody uses it uncut. `drains`: idle instances give way to pods at
-    once. `idle_long`: starts of the instances that have been idle for long.
+    on. `may_change`: it is healthy, and nobody uses it unpartitioned. `drains`: idle instances give way to
+    pods at once. `idle_long`: starts of the instances that have been idle for long.
     """
 
     node: str
@@ -36,8 +37,8 @@ class DemandGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class UncutDemand:
-    """A pod that waits for so many GPUs that are not cut (whole, or to share their memory)."""
+class WholeDemand:
+    """A pod that waits for so many GPUs that are not partitioned (whole, or to share their memory)."""
 
     pod: str
     gpus: int
@@ -58,25 +59,25 @@ class DemandPlan:
 
 
 def plan_demand(
-    gpus: Iterable[DemandGpu], pods: Iterable[MigDemand], uncut: Iterable[UncutDemand] = ()
+    gpus: Iterable[DemandGpu], pods: Iterable[MigDemand], whole_gpus: Iterable[WholeDemand] = ()
 ) -> DemandPlan:
     """What is to become of the GPUs. Equal questions get equal answers in any order."""
     gpus = sorted(gpus, key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
-    cutting = plan_cluster(map(_as_asked, gpus), pods)
-    targets: dict[str, MigLayout | None] = {uuid: plan.after for uuid, plan in cutting.plans.items()}
-    serving = {uuid for placement in cutting.placed for _, uuid in placement.devices}
+    served = plan_cluster(map(_as_asked, gpus), pods)
+    targets: dict[str, MigLayout | None] = {uuid: plan.after for uuid, plan in served.plans.items()}
+    serving = {uuid for placement in served.placed for _, uuid in placement.devices}
     spare = [gpu for gpu in gpus if _may_be_uncut(gpu) and gpu.uuid not in serving]
     whole = Counter(
         gpu.node for gpu in gpus if not gpu.enabled and gpu.may_change and gpu.uuid not in serving
     )
-    for uuid in _to_switch_off(spare, whole, sorted(uncut, key=lambda demand: demand.pod)):
+    for uuid in _to_switch_off(spare, whole, sorted(whole_gpus, key=lambda demand: demand.pod)):
         targets[uuid] = None
     for gpu in gpus:
         if gpu.uuid not in serving and gpu.uuid not in targets and gpu.may_change:
             kept = tuple(gi for gi in gpu.layout.instances if gi.in_use or gi.start not in gpu.idle_long)
             if len(kept) < len(gpu.layout.instances):
                 targets[gpu.uuid] = replace(gpu.layout, instances=kept)
-    return DemandPlan(targets, cutting.placed, cutting.refused)
+    return DemandPlan(targets, served.placed, served.refused)
 
 
 def _as_asked(gpu: DemandGpu) -> MigGpu:
@@ -84,7 +85,7 @@ def _as_asked(gpu: DemandGpu) -> MigGpu:
         gpu.node,
         gpu.uuid,
         gpu.layout,
-        may_cut=gpu.may_change,
+        may_partition=gpu.may_change,
         may_destroy=gpu.drains,
         off=not gpu.enabled,
         index=gpu.index,
@@ -99,10 +100,10 @@ def _may_be_uncut(gpu: DemandGpu) -> bool:
 
 
 def _to_switch_off(
-    spare: Iterable[DemandGpu], whole: Counter[str], demands: Iterable[UncutDemand]
+    spare: Iterable[DemandGpu], whole: Counter[str], demands: Iterable[WholeDemand]
 ) -> Iterator[str]:
-    """GPUs to give back uncut, as many as complete what a node has already, those with the fewest idle
-    instances first. `whole`: free ones, by node.
+    """GPUs to give back unpartitioned, as many as complete what a node has already, those with the fewest
+    idle instances first. `whole`: free ones, by node.
     """
     left = sorted(spare, key=lambda gpu: len(gpu.layout.instances))
     have = whole.copy()

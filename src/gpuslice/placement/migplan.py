@@ -1,8 +1,8 @@
 """Planning the MIG instances of one GPU, exactly.
 
-From what is cut now, in use or idle, to what is wanted: with the fewest instances destroyed, never one that
-is in use, then with the fewest created, then so that the most placements remain possible, then at the lowest
-places. Every place is said; the driver is not left to choose.
+From what is partitioned now, in use or idle, to what is wanted: with the fewest instances destroyed, never
+one that is in use, then with the fewest created, then so that the most placements remain possible, then at
+the lowest places. Every place is said; the driver is not left to choose.
 
 The search goes through what may be kept of the idle instances, fewest destroyed first, and asks `MigSpace`
 where the rest can lie. A GPU has few instances, so this is exhaustive.
@@ -117,8 +117,9 @@ class _Outcome:
         return len(starts) + parts, -self.filling.future, starts
 
 
-# A cluster has many GPUs that are cut alike, and is asked again and again while pods wait. More answers would
-# not be found again more often, but make the garbage collector's pauses longer than a plan takes.
+# A cluster has many GPUs that are partitioned alike, and is asked again and again while pods wait. More
+# answers would not be found again more often, but make the garbage collector's pauses longer than a plan
+# takes.
 @lru_cache(1024)
 def _search(
     now: MigLayout, wanted: frozenset[tuple[MigProfile, int]], *, exactly: bool, may_destroy: bool = True

@@ -18,7 +18,8 @@ from gpuslice.placement.verdict import Code, Verdict
 def plan_restore(now: MigLayout, target: MigLayout) -> MigPlan | Verdict:
     """To exactly the instances of `target`, in their places; ids and who uses what are not compared.
 
-    A verdict if this GPU cannot be cut so, or if something in use is not in the target or lies elsewhere.
+    A verdict if this GPU cannot be partitioned so, or if something in use is not in the target or lies
+    elsewhere.
     """
     made = MigLayout(now.geometry, target.instances)
     if (fault := made.fault) is not None:

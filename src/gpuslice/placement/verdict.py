@@ -79,7 +79,7 @@ _TEXTS: Mapping[Code, str] = {
     Code.NO_REPLICA: "Insufficient free replicas of GPUs",
     Code.SAME_DEVICE: "Insufficient free replicas of as many different GPUs as a container asks for",
     Code.NODE_FULL: "the device plugin of the node offers no more of the GPU resource",
-    Code.CLOSED: "the GPUs with enough memory are closed while they are cut or change their use",
+    Code.CLOSED: "the GPUs with enough memory are closed while they are partitioned or change their use",
     Code.UNHEALTHY: "the GPUs with enough memory are unhealthy",
     Code.NEEDS_AGENT: (
         "Insufficient GPU Memory in one device for all containers of the pod; with gpuslice's agent on the "

@@ -34,7 +34,7 @@ def whole_devices(
     """The grants of all containers that ask for whole devices, or why there are none.
 
     Of untouched GPUs those that cannot be shared are taken, then the smallest: this leaves the most room for
-    shares. MIG devices are taken beside others in use: a GPU of which nothing is in use can be cut anew.
+    shares. MIG devices are taken beside others in use: a GPU of which nothing is in use can be repartitioned.
     Replicas are taken of the devices of which the fewest are given out or, if they are packed, the most
     (NVIDIA's policies).
     """

@@ -31,7 +31,7 @@ SCHEDULER: Final = "gpuslice-scheduler"
 class CoreSettings:
     """`unit`: what one gpu-mem is on nodes that do not say it.
 
-    `mig_idle_seconds`: how long a MIG instance that was cut on demand may be idle.
+    `mig_idle_seconds`: how long a MIG instance that was created on demand may be idle.
     """
 
     policy: Policy = BINPACK

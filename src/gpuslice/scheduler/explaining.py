@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuslice import names
-from gpuslice.cluster.migrecords import decode_cuts
+from gpuslice.cluster.migrecords import decode_partitions
 from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import PodRecord
 from gpuslice.cluster.state import Cluster
@@ -215,20 +215,20 @@ def _verdicts(waiting: WaitingPod, cluster: Cluster) -> list[NodeVerdict]:
 
 
 def _if_cut(request: PodRequest, node: Node, cluster: Cluster) -> str:
-    """What becomes of the pod where GPUs are cut on demand, as the planner sees it; "" elsewhere."""
+    """What becomes of the pod where GPUs are partitioned on demand, as the planner sees it; "" elsewhere."""
     try:
-        cuts = decode_cuts(node.annotations)
-        gpus = demand_gpus(node, cuts, cluster.fleet.free_gpus(node.name)) if cuts else []
+        partitions = decode_partitions(node.annotations)
+        gpus = demand_gpus(node, partitions, cluster.fleet.free_gpus(node.name)) if partitions else []
     except InputError as error:
         return f"; {error}"
     if not gpus:
         return ""
     plan = plan_demand(gpus, [MigDemand("", profiles_of(request))])
     if plan.refused:
-        return f"; its GPUs are cut on demand, but {plan.refused[''].message}"
+        return f"; its GPUs are partitioned on demand, but {plan.refused[''].message}"
     indexes = {gpu.uuid: gpu.index for gpu in gpus}
     where = sorted({indexes[uuid] for placed in plan.placed for _, uuid in placed.devices})
-    return f"; its GPUs are cut on demand: GPU {', '.join(map(str, where))} can be"
+    return f"; its GPUs are partitioned on demand: GPU {', '.join(map(str, where))} can be"
 
 
 def _node_verdict(

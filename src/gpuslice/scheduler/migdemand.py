@@ -1,8 +1,9 @@
-"""MIG on demand: GPUs are cut for the pods that wait, and what has been idle for long is undone. Pure.
+"""MIG on demand: GPUs are partitioned for the pods that wait, and what has been idle for long is undone.
+Pure.
 
 Whoever schedules finds no node for a pod that asks for a MIG device which does not exist. For such pods nodes
-of the policy (the label gpuslice.io/mig-policy) are told how their GPUs are to be; their agents cut them, and
-the new devices wake the scheduler. A pod is never placed before its device is there.
+of the policy (the label gpuslice.io/mig-policy) are told how their GPUs are to be; their agents partition
+them, and the new devices wake the scheduler. A pod is never placed before its device is there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpuslice.devices.migprofile import MigProfile
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.migcluster import MigDemand, MigPlacement
-from gpuslice.placement.migdemand import DemandGpu, UncutDemand, plan_demand
+from gpuslice.placement.migdemand import DemandGpu, WholeDemand, plan_demand
 from gpuslice.scheduler.migview import profiles_of
 
 
@@ -38,16 +39,18 @@ class MigPicture:
 
     nodes: tuple[MigNode, ...]
     devices: Sequence[MigDemand] = ()
-    uncut: Sequence[UncutDemand] = ()
+    whole_gpus: Sequence[WholeDemand] = ()
     pods: Mapping[str, Pod] | None = None
 
 
 def demands(
     cluster: Cluster, nodes: Collection[str]
-) -> tuple[list[MigDemand], list[UncutDemand], dict[str, Pod]]:
-    """What pods wait for that could run on these nodes but for the GPUs: devices, GPUs that are not cut."""
+) -> tuple[list[MigDemand], list[WholeDemand], dict[str, Pod]]:
+    """What pods wait for that could run on these nodes but for the GPUs: devices, GPUs that are not
+    partitioned.
+    """
     devices: list[MigDemand] = []
-    uncut: list[UncutDemand] = []
+    whole_gpus: list[WholeDemand] = []
     pods: dict[str, Pod] = {}
     for waiting in cluster.unschedulable():
         request = waiting.demand.request
@@ -60,8 +63,8 @@ def demands(
         if wanted := profiles_of(request):
             devices.append(MigDemand(waiting.uid, wanted, suitable))
         if gpus := request.devices.get(names.WHOLE_GPU, 0) or min(request.units, 1):
-            uncut.append(UncutDemand(waiting.uid, gpus, suitable))
-    return devices, uncut, pods
+            whole_gpus.append(WholeDemand(waiting.uid, gpus, suitable))
+    return devices, whole_gpus, pods
 
 
 def plan(picture: MigPicture) -> list[list[Patch | Record]]:
@@ -69,7 +72,7 @@ def plan(picture: MigPicture) -> list[list[Patch | Record]]:
     pods = picture.pods or {}
     indexes = {gpu.uuid: gpu.index for one in picture.nodes for gpu in one.gpus}
     found = plan_demand(
-        tuple(gpu for one in picture.nodes for gpu in one.gpus), picture.devices, picture.uncut
+        tuple(gpu for one in picture.nodes for gpu in one.gpus), picture.devices, picture.whole_gpus
     )
     actions: list[list[Patch | Record]] = [
         list(_writes(one, found.targets)) for one in picture.nodes if one.gpus and not one.alone
@@ -77,7 +80,7 @@ def plan(picture: MigPicture) -> list[list[Patch | Record]]:
     for placement in found.placed:
         if any(uuid in found.targets for _, uuid in placement.devices):
             text = _cutting(placement, indexes)
-            actions.append([Record(pods[placement.pod], "Normal", "CuttingGPU", text)])
+            actions.append([Record(pods[placement.pod], "Normal", "PartitioningGPU", text)])
     for uid, verdict in found.refused.items():
         actions.append([Record(pods[uid], "Warning", "NoRoomToCut", verdict.message)])
     return actions
@@ -109,7 +112,7 @@ def _cutting(placement: MigPlacement, indexes: Mapping[str, int]) -> str:
     for profile, uuid in placement.devices:
         counts.setdefault(uuid, []).append(profile)
     where = " and ".join(
-        f"{say_counts([(p, ps.count(p)) for p in dict.fromkeys(ps)])} from GPU {indexes[uuid]}"
+        f"{say_counts([(p, ps.count(p)) for p in dict.fromkeys(ps)])} on GPU {indexes[uuid]}"
         for uuid, ps in sorted(counts.items(), key=lambda item: indexes[item[0]])
     )
-    return f"node {placement.node} is told to cut {where}"
+    return f"node {placement.node} is told to create {where}"

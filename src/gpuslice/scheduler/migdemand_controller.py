@@ -1,4 +1,4 @@
-"""Brings GPUs that are cut on demand to what `migdemand` plans, round by round.
+"""Brings GPUs that are partitioned on demand to what `migdemand` plans, round by round.
 
 The picture is the cluster's; nothing is remembered but since when devices are idle, and which nodes could not
 do what they were told.
@@ -13,7 +13,7 @@ from typing import Final
 from gpuslice import names
 from gpuslice.clock import Clock, happened
 from gpuslice.cluster.executor import Executor
-from gpuslice.cluster.migrecords import CutGpu, MigPolicy, decode_cuts
+from gpuslice.cluster.migrecords import MigCapableGpu, MigPolicy, decode_partitions
 from gpuslice.cluster.state import Change, Cluster
 from gpuslice.devices.migstate import MigState
 from gpuslice.kube.client import Client
@@ -57,7 +57,7 @@ class MigDemandController:
         self._nodes: set[str] = set()  # those of the policy
         self._idle_since: dict[str, float] = {}
         self._failed: dict[str, float] = {}
-        self._cuts: dict[str, tuple[str, tuple[CutGpu, ...]]] = {}
+        self._partitions: dict[str, tuple[str, tuple[MigCapableGpu, ...]]] = {}
         self._changed = asyncio.Event()
         cluster.subscribe(self._on_change)
 
@@ -117,8 +117,8 @@ class MigDemandController:
     def _gpus(self, node: Node, now: float, idle: dict[str, float], *, alone: bool) -> tuple[DemandGpu, ...]:
         """A node's, as they are or will be. `idle`: since when devices are idle, filled here."""
 
-        def idle_long(cut: CutGpu, used: Collection[str]) -> Collection[int]:
-            return self._idle_long(cut, used, now, idle)
+        def idle_long(gpu: MigCapableGpu, used: Collection[str]) -> Collection[int]:
+            return self._idle_long(gpu, used, now, idle)
 
         free_gpus = self._cluster.fleet.free_gpus(node.name)
         try:
@@ -128,19 +128,21 @@ class MigDemandController:
             self._warnings.warning(what, key=f"{what}: {node.name}", node=node.name, error=reason(error))
             return ()
 
-    def _read(self, node: Node) -> tuple[CutGpu, ...]:
+    def _read(self, node: Node) -> tuple[MigCapableGpu, ...]:
         """What the node's agent says; read once per text."""
-        text = node.annotations.get(names.MIG_CUTS, "")
-        known = self._cuts.get(node.name)
+        text = node.annotations.get(names.MIG_PARTITIONS, "")
+        known = self._partitions.get(node.name)
         if known is None or known[0] != text:
-            known = self._cuts[node.name] = text, decode_cuts(node.annotations)
+            known = self._partitions[node.name] = text, decode_partitions(node.annotations)
         return known[1]
 
-    def _idle_long(self, cut: CutGpu, used: Collection[str], now: float, idle: dict[str, float]) -> list[int]:
+    def _idle_long(
+        self, gpu: MigCapableGpu, used: Collection[str], now: float, idle: dict[str, float]
+    ) -> list[int]:
         """Starts of the instances all of whose devices have been idle for long."""
         found = []
-        for gi in cut.layout.instances:
-            devices = [cut.devices[gi.start, ci.id] for ci in gi.compute] or [f"{cut.uuid}@{gi.start}"]
+        for gi in gpu.layout.instances:
+            devices = [gpu.devices[gi.start, ci.id] for ci in gi.compute] or [f"{gpu.uuid}@{gi.start}"]
             idle |= {uuid: self._idle_since.get(uuid, now) for uuid in devices if uuid not in used}
             if all(uuid in idle and now - idle[uuid] >= self._idle_seconds for uuid in devices):
                 found.append(gi.start)
@@ -151,7 +153,7 @@ class MigDemandController:
         match change.object:
             case Node() as node if change.kind == "node-gone" or _is_static(node):
                 self._nodes.discard(node.name)
-                self._cuts.pop(node.name, None)
+                self._partitions.pop(node.name, None)
                 self._failed.pop(node.name, None)
             case Node() as node:
                 self._nodes.add(node.name)

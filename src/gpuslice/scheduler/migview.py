@@ -1,11 +1,13 @@
-"""A node whose GPUs are cut as pods need it: what is, or will be, on each of them, as the planner asks."""
+"""A node whose GPUs are partitioned as pods need it: what is, or will be, on each of them, as the planner
+asks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gpuslice.cluster.migrecords import CutGpu, MigPolicy, Target, decode_wanted, target_layout
+from gpuslice.cluster.migrecords import MigCapableGpu, MigPolicy, Target, decode_wanted, target_layout
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.sharing import device_of
@@ -17,7 +19,7 @@ from gpuslice.placement.migrestore import plan_restore
 from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.pod import PodRequest
 
-IdleLong = Callable[[CutGpu, Collection[str]], Collection[int]]
+IdleLong = Callable[[MigCapableGpu, Collection[str]], Collection[int]]
 """Starts of the instances that have been idle for long, from the GPU and the devices in use."""
 
 
@@ -32,13 +34,13 @@ def profiles_of(request: PodRequest) -> dict[MigProfile, int]:
 
 def demand_gpus(
     node: Node,
-    cuts: Iterable[CutGpu],
+    partitions: Iterable[MigCapableGpu],
     free_gpus: Iterable[FreeGpu],
     *,
     idle_long: IdleLong = lambda _cut, _used: (),
     alone: bool = False,
 ) -> list[DemandGpu]:
-    """The node's GPUs, of which its agent published `cuts`, with what pods leave of them (`free_gpus`).
+    """The node's GPUs, of which its agent published `partitions`, with what pods leave of them (`free_gpus`).
 
     A GPU counts as it was told to become, if it can still become so; `alone`: as it is, and it stays so.
     Raises InputError for a policy or a wish that cannot be read.
@@ -49,47 +51,47 @@ def demand_gpus(
     used = {device_of(uuid) for uuid, one in by_uuid.items() if not one.unused}
     shut = {device_of(uuid) for uuid, one in by_uuid.items() if not one.gpu.available}
     found = []
-    for cut in cuts:
-        now = cut.marked(used)
-        long = frozenset(idle_long(cut, used))
-        aim, enabled = _aim(cut, now, wanted)
-        whole = by_uuid.get(cut.uuid)
-        layout = _without(aim, cut, shut)
+    for gpu in partitions:
+        now = gpu.marked(used)
+        long = frozenset(idle_long(gpu, used))
+        aim, enabled = _aim(gpu, now, wanted)
+        whole = by_uuid.get(gpu.uuid)
+        layout = _without(aim, gpu, shut)
         found.append(
             DemandGpu(
                 node.name,
-                cut.uuid,
+                gpu.uuid,
                 layout,
                 enabled,
-                cut.healthy and not alone and (cut.enabled or (whole is not None and whole.untouched)),
+                gpu.healthy and not alone and (gpu.enabled or (whole is not None and whole.untouched)),
                 policy is MigPolicy.ON_DEMAND_DRAIN,
                 long if layout == now else frozenset(),
-                cut.index,
+                gpu.index,
             )
         )
     return found
 
 
-def _aim(cut: CutGpu, now: MigLayout, wanted: Mapping[str, Target]) -> tuple[MigLayout, bool]:
+def _aim(gpu: MigCapableGpu, now: MigLayout, wanted: Mapping[str, Target]) -> tuple[MigLayout, bool]:
     """The layout that a GPU will have and whether MIG will be on: as it was told, if that can still be."""
-    if cut.uuid not in wanted:
-        return now, cut.enabled
-    target = wanted[cut.uuid]
+    if gpu.uuid not in wanted:
+        return now, gpu.enabled
+    target = wanted[gpu.uuid]
     try:
         plan = plan_restore(now, target_layout(now.geometry, target))
     except InputError:
-        return now, cut.enabled
-    return (now, cut.enabled) if isinstance(plan, Verdict) else (plan.after, target is not None)
+        return now, gpu.enabled
+    return (now, gpu.enabled) if isinstance(plan, Verdict) else (plan.after, target is not None)
 
 
-def _without(layout: MigLayout, cut: CutGpu, shut: Collection[str]) -> MigLayout:
+def _without(layout: MigLayout, gpu: MigCapableGpu, shut: Collection[str]) -> MigLayout:
     """The layout with devices that are given to nobody marked as in use: they serve no pod, and stay."""
     instances = []
     for gi in layout.instances:
-        there = cut.layout.at(gi.start)
+        there = gpu.layout.at(gi.start)
         if there is not None and there.profile == gi.profile:
             parts = (
-                replace(ci, in_use=ci.in_use or cut.devices.get((gi.start, ci.id), "") in shut)
+                replace(ci, in_use=ci.in_use or gpu.devices.get((gi.start, ci.id), "") in shut)
                 for ci in gi.compute
             )
             gi = replace(gi, compute=tuple(parts))

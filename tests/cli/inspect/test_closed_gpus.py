@@ -1,4 +1,4 @@
-"""A GPU that is being cut, or changes its use, is closed and not unhealthy: in every place where one can look."""
+"""A GPU that is being partitioned, or changes its use, is closed and not unhealthy: in every place where one can look."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuslice.scheduler.explaining import explain
 from gpuslice.scheduler.summary import summed_up
 from gpuslice.units import GIB
 
-CUT = closed("being cut into MIG devices")
+CUT = closed("being partitioned into MIG devices")
 LOST = sick("XID 79")
 SMALL = f"{names.MIG_PREFIX}1g.5gb"
 
@@ -81,7 +81,7 @@ def test_filter_bind_and_explain_tell_what_is_closed_from_what_is_unhealthy(
     (verdict,) = explain(wanted, cluster).nodes
     assert verdict.code is code
     assert [(gpu.verdict.code, gpu.verdict.message) for gpu in verdict.gpus] == [
-        (Code.CLOSED, "closed: being cut into MIG devices")
+        (Code.CLOSED, "closed: being partitioned into MIG devices")
         if availability == CUT
         else (Code.UNHEALTHY, "unhealthy: XID 79")
         for availability in availabilities
@@ -93,7 +93,7 @@ def test_inspect_calls_it_closed_and_healthy() -> None:
     (shown,) = json.loads(msgspec.json.encode(report(views)))["nodes"]
     assert [(g["availability"], g["healthy"], g["reason"]) for g in shown["gpus"]] == [
         ("ok", True, ""),
-        ("closed", True, "being cut into MIG devices"),
+        ("closed", True, "being partitioned into MIG devices"),
         ("unhealthy", False, "XID 79"),
     ]
 
@@ -107,8 +107,8 @@ def test_the_table_of_mig_devices_calls_it_closed_and_says_who_holds_it() -> Non
     details = migtable.table(views, details=True).splitlines()
     assert [line.rpartition("  ")[2] for line in details[-4:]] == [
         "-",
-        "closed: being cut into MIG devices",
-        "default/train (closed: being cut into MIG devices)",
+        "closed: being partitioned into MIG devices",
+        "default/train (closed: being partitioned into MIG devices)",
         "unhealthy: XID 79",
     ]
 

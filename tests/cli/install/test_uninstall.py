@@ -59,7 +59,7 @@ async def test_a_second_time_there_is_nothing_to_do(client: Client) -> None:
 
 
 async def test_a_pools_labels_and_taints_are_taken_off_and_nobody_elses(client: Client) -> None:
-    """Its GPUs stay cut: pods hold them."""
+    """Its GPUs stay partitioned: pods hold them."""
     record = '{"pool":"p","labels":["agentpool","team"],"taints":["sku=gpu:NoSchedule"],"cordoned":true}'
     labels = {
         "agentpool": "p",

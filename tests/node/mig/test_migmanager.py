@@ -45,7 +45,7 @@ class World:
 
     @property
     def devices(self) -> dict[str, str]:
-        """UUID -> profile of what is cut."""
+        """UUID -> profile of what is partitioned."""
         return {mig.uuid: str(mig.profile) for gpu in self.driver.query().gpus for mig in gpu.mig_devices}
 
     async def told(self, state: str, words: str = "") -> None:
@@ -114,7 +114,7 @@ async def test_nothing_goes_before_kubelet_has_said_that_it_gives_it_out_no_more
     async with managed("all-2g.10gb") as world:
         await world.told(MigState.PENDING, "kubelet has still to say")
         assert set(world.devices.values()) == {"1g.5gb"}
-        assert {gpu.availability for gpu in world.backend.gpus()} == {closed("its GPU is cut anew")}
+        assert {gpu.availability for gpu in world.backend.gpus()} == {closed("its GPU is repartitioned")}
         await world.kubelet_says(**{SMALL: 0})
         await world.told(MigState.SUCCESS)
         assert sorted(world.devices.values()) == ["2g.10gb"] * 3

@@ -18,7 +18,7 @@ SMALL_DEVICES = WholeDevices(SMALL)
 
 
 def device(number: int, *, closed: bool = False) -> Gpu:
-    availability = shut("being cut") if closed else OK
+    availability = shut("being partitioned") if closed else OK
     return Gpu(
         number, f"MIG-{number}", "A100", 4864, availability, resource=SMALL, parent="GPU-0", shareable=False
     )
@@ -63,7 +63,7 @@ def test_a_pod_of_kube_scheduler_needs_what_is_going_only_if_too_little_else_is_
 
 
 def test_a_pod_that_shares_memory_needs_an_uncut_gpu() -> None:
-    whole = Gpu(0, "GPU-0", "A100", 39936, shut("being cut"))
+    whole = Gpu(0, "GPU-0", "A100", 39936, shut("being partitioned"))
     shares = {"a": pod("a", 5, kind=SHARES)}
     assert users([], shares, [whole, device(1)]) == {"GPU-0": "default/a"}
     assert users([], shares, [whole, Gpu(1, "GPU-1", "A100", 39936)]) == {}

@@ -116,7 +116,7 @@ async def test_a_sick_gpu_is_told_of_when_the_api_server_is_back() -> None:
 async def machine(
     gpus: str, strategy: MigStrategy, sharing: Sharing = UNSHARED
 ) -> AsyncIterator[tuple[World, SimulatedDriver]]:
-    """A node with GPUs that can be cut and replicated, and its driver."""
+    """A node with GPUs that can be partitioned and replicated, and its driver."""
     head = "apiVersion: gpuslice.io/v1alpha1\nkind: Devices\nspec: "
     driver = SimulatedDriver(DevicesFile.parse(f"{head}{{gpus: [{gpus}]}}").machine("n"))
     backend = DiscoveredGpus(DirectDriver(driver), XidPolicy(), SystemClock())

@@ -244,8 +244,8 @@ async def test_a_gpu_that_is_not_what_it_was_is_given_to_nobody(bench: Bench) ->
     """The driver is asked at each Allocate; what was taken for the container is free again."""
     bench.service.set_pod(bench.api.add("a", "u1", 5))
     ids = await bench.admit(5)
-    bench.problem = "GPU 0 has just been cut in another way"
-    with pytest.raises(RpcError, match="has just been cut in another way"):
+    bench.problem = "GPU 0 has just been partitioned in another way"
+    with pytest.raises(RpcError, match="has just been partitioned in another way"):
         await bench.service.allocate(SHARES, ids)
     assert not bench.ledger.held()
     bench.problem = ""

@@ -52,7 +52,7 @@ async def tell(clock: Clock) -> None:
         print_nodes(story.cluster.cluster.snapshots())
         await play(story)
     say("")
-    async with staged(demomig.FILE, "whose GPUs are cut by MIG", clock) as story:
+    async with staged(demomig.FILE, "whose GPUs are partitioned by MIG", clock) as story:
         await demomig.play(story)
     say(f"\nAll of it is as it must be; {clock.monotonic() - start:.1f} s in all.")
 

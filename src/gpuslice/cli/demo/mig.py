@@ -1,4 +1,6 @@
-"""The demo's second act: GPUs cut by MIG, counted in NVIDIA's two ways, and one that is cut for who waits."""
+"""The demo's second act: GPUs partitioned by MIG, counted in NVIDIA's two ways, and one that is partitioned
+for who waits.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ async def play(story: Story) -> None:
     await cluster.client.patch(Node, WORKSTATION, body)
     everybody = PODS | {WAITS: WORKSTATION}
     await story.until(f"{WAITS} runs", lambda: {pod.name for pod in story.running()} == everybody.keys())
-    say(f"  {WAITS} runs: {story.reasons(WAITS, 'CuttingGPU')[0]}")
+    say(f"  {WAITS} runs: {story.reasons(WAITS, 'PartitioningGPU')[0]}")
     seen: list[str] = []
     for pod in story.running():
         node = everybody[pod.name]

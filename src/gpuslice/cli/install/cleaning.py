@@ -16,7 +16,7 @@ ANNOTATIONS = (
     names.NODE_GPUS,
     names.MEMORY_UNIT,
     names.MIG_CONFIG_REASON,
-    names.MIG_CUTS,
+    names.MIG_PARTITIONS,
     names.MIG_WANTED,
     names.DEVICE_CONFIG,
     names.DEVICE_CONFIG_REASON,

@@ -31,7 +31,7 @@ _EXITS = "Exit code: 0 it is so, 1 it cannot be or is not, 2 the command line or
 
 
 @click.group(
-    help="Cut this machine's GPUs into MIG instances. Reads mig-parted's configuration files and its "
+    help="Partition this machine's GPUs into MIG instances. Reads mig-parted's configuration files and its "
     "environment variables (MIG_PARTED_...); everything is checked against the GPUs before one is touched, "
     "instances that stay as they are stay untouched, and a refusal on the way is undone. No cluster is "
     "needed.\n\n"
@@ -140,10 +140,10 @@ def plan(
 
 
 @mig.command(
-    short_help="Cut the GPUs as a configuration says.",
-    help="Cut the GPUs as a configuration says. What is so already stays; if the driver refuses a step, "
-    "those before it are undone. Switching MIG on or off resets GPUs of the Ampere generation (all that wait "
-    f"for it together, by nvidia-smi). {_PAPER}\n\n{_EXITS}\n\n"
+    short_help="Partition the GPUs as a configuration says.",
+    help="Partition the GPUs as a configuration says. What is so already stays; if the driver refuses a "
+    "step, those before it are undone. Switching MIG on or off resets GPUs of the Ampere generation (all "
+    f"that wait for it together, by nvidia-smi). {_PAPER}\n\n{_EXITS}\n\n"
     + options.examples("gpuslice mig apply -f mig.yaml -c custom", "gpuslice mig apply -c all-balanced"),
 )
 @_configuration
@@ -196,7 +196,7 @@ def apply(
     "--valid-config",
     is_flag=True,
     envvar="MIG_PARTED_VALID_CONFIG",
-    help="Only whether these GPUs could be cut so.",
+    help="Only whether these GPUs could be partitioned so.",
 )
 def check(
     config_file: str | None,

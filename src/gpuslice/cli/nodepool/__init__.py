@@ -1,1 +1,1 @@
-"""`gpuslice nodepool`: pools of machines whose GPUs are cut alike."""
+"""`gpuslice nodepool`: pools of machines whose GPUs are partitioned alike."""

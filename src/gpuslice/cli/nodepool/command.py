@@ -1,4 +1,6 @@
-"""`gpuslice nodepool`: pools of machines whose GPUs are cut alike, in the words of `az aks nodepool`."""
+"""`gpuslice nodepool`: pools of machines whose GPUs are partitioned alike, in the words of `az aks
+nodepool`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ OPTIONS = {
 
 
 @click.group(
-    help="Make, change and delete node pools: a number of equal machines whose GPUs are cut into MIG "
+    help="Make, change and delete node pools: a number of equal machines whose GPUs are partitioned into MIG "
     "instances by a profile. The words and options are those of `az aks nodepool`. In a cluster of gpuslice "
     "up the machines are simulated; of an AKS cluster (--resource-group, --cluster-name) Azure makes them; "
     "elsewhere a pool is the existing nodes that a selector names.\n\n"
@@ -91,8 +93,8 @@ _strategy = click.option(
 _policy = click.option(
     "--mig-policy",
     type=click.Choice(["static", "on-demand", "on-demand-drain"]),
-    help="Who says how GPUs are cut: the profile (static, the default), or the pods that wait for MIG "
-    "devices; with drain idle instances give way.",
+    help="Who says how GPUs are partitioned: the profile (static, the default), or the pods that wait for "
+    "MIG devices; with drain idle instances give way.",
 )
 _labels = click.option(
     "--labels",
@@ -136,7 +138,7 @@ _autoscaler = click.option(
     help="The machines' type, such as Standard_ND96asr_v4.",
 )
 @_count
-@click.option("--gpu-instance-profile", type=click.Choice(PROFILES), help="How every GPU is cut.")
+@click.option("--gpu-instance-profile", type=click.Choice(PROFILES), help="How every GPU is partitioned.")
 @_strategy
 @_policy
 @_autoscaler
@@ -195,9 +197,9 @@ def add(
 @nodepool.command(
     cls=_Name,
     short_help="Change a pool.",
-    help="Change a pool and wait until it is so. The profile can be changed at any time: nodes are cut anew "
-    "one after the other, each GPU as soon as nothing on it is in use, and no pod is ended. What is given "
-    'replaces what was; --labels "" takes all labels away.\n\n'
+    help="Change a pool and wait until it is so. The profile can be changed at any time: nodes are "
+    "repartitioned one after the other, each GPU as soon as nothing on it is in use, and no pod is ended. "
+    'What is given replaces what was; --labels "" takes all labels away.\n\n'
     + options.examples(
         "gpuslice nodepool update migpool --gpu-instance-profile MIG2g",
         "gpuslice nodepool update migpool --node-count 3",
@@ -209,7 +211,7 @@ def add(
 @click.option(
     "--gpu-instance-profile",
     type=click.Choice((*PROFILES, NONE)),
-    help="How every GPU is cut; none: they are whole again.",
+    help="How every GPU is partitioned; none: they are whole again.",
 )
 @_strategy
 @_policy
@@ -288,7 +290,7 @@ def update(
 @nodepool.command(
     "list",
     short_help="All pools.",
-    help="All pools: how many nodes each has, how they are cut, and whether that is so.\n\n"
+    help="All pools: how many nodes each has, how they are partitioned, and whether that is so.\n\n"
     + options.examples("gpuslice nodepool list", "gpuslice nodepool list -o json"),
 )
 @aks.where
@@ -324,8 +326,8 @@ def show(where: aks.Where, name: str, output: str | None) -> None:
     cls=_Name,
     short_help="Delete a pool.",
     help="Delete a pool and wait until its nodes are gone. Their pods are evicted, as disruption budgets "
-    "allow. Existing nodes that a selector named stay, cut as they are, without the pool's labels and "
-    "taints.\n\n" + options.examples("gpuslice nodepool delete migpool"),
+    "allow. Existing nodes that a selector named stay, partitioned as they are, without the pool's labels "
+    "and taints.\n\n" + options.examples("gpuslice nodepool delete migpool"),
 )
 @_named
 @_no_wait

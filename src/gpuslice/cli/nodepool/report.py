@@ -91,7 +91,7 @@ def strategy(spec: PoolFields) -> str:
 
 
 def policy(spec: PoolFields) -> str:
-    """Who says how GPUs are cut."""
+    """Who says how GPUs are partitioned."""
     return spec.mig_policy or (spec.node_labels or {}).get(names.MIG_POLICY, "static")
 
 

@@ -1,4 +1,4 @@
-"""What a node was asked to be and cannot: how its GPUs are cut, which configuration counts there."""
+"""What a node was asked to be and cannot: how its GPUs are partitioned, which configuration counts there."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gpuslice.doctor.objects import Node
 def check(facts: Facts) -> Iterator[Finding]:
     """In the words of the node's agent."""
     for node in facts.nodes:
-        yield from _cut(node)
+        yield from _partitioned(node)
         yield from _configured(node)
 
 
-def _cut(node: Node) -> Iterator[Finding]:
+def _partitioned(node: Node) -> Iterator[Finding]:
     labels = node.metadata.labels or {}
     if labels.get(names.MIG_CONFIG_STATE) == MigState.FAILED:
         reason = node.annotations.get(names.MIG_CONFIG_REASON, "its agent did not say why")
         asked = labels.get(names.MIG_CONFIG) or f"by the policy {labels.get(names.MIG_POLICY, 'static')}"
         yield Finding(
             Area.AGENT,
-            "mig-not-cut",
+            "mig-not-partitioned",
             Level.WARNING,
             f"Node/{node.name}",
-            f"node {node.name} is not cut as it should be ({asked}): {brief(reason)}",
+            f"node {node.name} is not partitioned as it should be ({asked}): {brief(reason)}",
             f"kubectl label node {node.name} {names.MIG_CONFIG}=NAME --overwrite   # one that exists",
         )
 

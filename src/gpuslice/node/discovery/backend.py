@@ -116,7 +116,9 @@ class DiscoveredGpus:
         self._heard: frozenset[str] = frozenset()
         self._queried = self._opened = 0.0
         self._querying = asyncio.Lock()
-        """Held from a look until its answer is taken in, and while GPUs are cut: answers come in order."""
+        """Held from a look until its answer is taken in, and while GPUs are partitioned: answers come in
+        order.
+        """
 
     def gpus(self) -> tuple[Gpu, ...]:
         return tuple(self._closing(gpu) for gpu in self._announced)
@@ -138,7 +140,8 @@ class DiscoveredGpus:
 
     @asynccontextmanager
     async def partitioning(self) -> AsyncIterator[None]:
-        """GPUs are cut inside this block. Nothing half made is announced; at its end, what is there then is.
+        """GPUs are partitioned inside this block. Nothing half made is announced; at its end, what is there
+        then is.
 
         No event tells of it: NVML has none that every driver sends.
         """
@@ -151,7 +154,8 @@ class DiscoveredGpus:
     async def differs(self, uuids: Collection[str]) -> str:
         """A sentence if one of these devices is not as it is announced, or does not answer; "" if all are.
 
-        Asks the driver: somebody else may have cut a GPU since the last look, which is then done anew.
+        Asks the driver: somebody else may have partitioned a GPU since the last look, which is then done
+        anew.
         """
         if gone := set(uuids) - {gpu.device for gpu in self._announced}:
             return f"{' and '.join(sorted(gone))} is not there any more, or is used in another way"
@@ -163,7 +167,7 @@ class DiscoveredGpus:
             else:
                 if _form(now, uuids) == _form(gpu, uuids):
                     continue
-                said = f"GPU {gpu.index} ({gpu.uuid}) has just been cut in another way"
+                said = f"GPU {gpu.index} ({gpu.uuid}) has just been partitioned in another way"
             async with self._querying:
                 await self._query()
             return said
@@ -187,7 +191,7 @@ class DiscoveredGpus:
         try:
             offered(self._found, counted)
         except InputError as error:
-            return (str(error),)  # not the sharing's fault; GPUs can be cut so that it comes true
+            return (str(error),)  # not the sharing's fault; GPUs can be partitioned so that it comes true
         NodeGpus(offered(self._found, counted, sharing, policy))
         return announce(self._found, counted, sharing).warnings
 
@@ -314,8 +318,8 @@ class DiscoveredGpus:
             self._changed.set()
 
     def _offer(self) -> None:
-        """What containers can be given now. While GPUs are being cut, and before they are, `single` may be
-        broken for a time.
+        """What containers can be given now. While GPUs are being partitioned, and before they are, `single`
+        may be broken for a time.
         """
         refused = ""
         try:
@@ -334,7 +338,9 @@ class DiscoveredGpus:
         if self._shut:
             return gpu.closed(self._shut)
         if gpu.device in self._closed:
-            return gpu.closed("its GPU is cut anew" if gpu.parent else "being cut into MIG devices")
+            return gpu.closed(
+                "its GPU is repartitioned" if gpu.parent else "being partitioned into MIG devices"
+            )
         return gpu
 
 
@@ -343,8 +349,10 @@ def _devices(gpu: FoundGpu) -> set[str]:
 
 
 def _form(gpu: FoundGpu, uuids: Collection[str]) -> tuple[bool, list[tuple[str, MigProfile]]]:
-    """How those of these devices that are on this GPU are cut. A UUID alone does not say: the driver makes it
-    from the place of the instance, and another profile may lie there.
+    """How those of these devices that are on this GPU are partitioned. A UUID alone does not say: the driver
+    makes it from the place of the instance, and another profile may lie there.
     """
-    cut = gpu.mig is not None and gpu.mig.current
-    return cut, sorted(((d.uuid, d.profile) for d in gpu.mig_devices if d.uuid in uuids), key=lambda d: d[0])
+    partitioned = gpu.mig is not None and gpu.mig.current
+    return partitioned, sorted(
+        ((d.uuid, d.profile) for d in gpu.mig_devices if d.uuid in uuids), key=lambda d: d[0]
+    )

@@ -81,13 +81,15 @@ class Driver(Protocol):
         """
 
     def geometry(self, gpu: str) -> MigGeometry:
-        """All that can be cut from the GPU, free or not. NOT_SUPPORTED: nothing can."""
+        """All that can be made from the GPU, free or not. NOT_SUPPORTED: nothing can."""
 
     def layout(self, gpu: str) -> MigLayout:
         """The instances that exist. The driver does not know who may use them: `in_use` is never set."""
 
     def create_gpu_instance(self, gpu: str, profile_id: int, start: int | None = None) -> GpuInstance:
-        """Cut a GPU instance; without a start the driver chooses one. NO_ROOM; NOT_SUPPORTED with MIG off."""
+        """Create a GPU instance; without a start the driver chooses one. NO_ROOM; NOT_SUPPORTED with MIG
+        off.
+        """
 
     def destroy_gpu_instance(self, gpu: str, gpu_instance: int) -> None:
         """IN_USE while it has compute instances."""

@@ -201,7 +201,7 @@ class NvmlDriver:
         total, reserved = _memory(device)
         pci = _optional(lambda: call("nvmlDeviceGetPciInfo", device), None)
         bus = str(pci.busId) if pci else ""
-        # Not optional: a GPU that is cut must never be taken for a whole one.
+        # Not optional: a GPU that is partitioned must never be taken for a whole one.
         mode = _known(lambda: MigMode(*map(bool, call("nvmlDeviceGetMigMode", device))), None)
         wish = _optional(lambda: nvmlcalls.recovery_action(device), None)
         capability = _optional(lambda: call("nvmlDeviceGetCudaComputeCapability", device), ())

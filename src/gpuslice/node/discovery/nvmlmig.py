@@ -1,4 +1,6 @@
-"""MIG through NVML: what can be cut from a GPU, what is, and the cutting. Functions of NVML's handles."""
+"""MIG through NVML: what can be made from a GPU, what is, and the partitioning. Functions of NVML's
+handles.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def layout(device: Any, geometry: MigGeometry) -> MigLayout:
 def create_gpu_instance(
     device: Any, geometry: MigGeometry, profile_id: int, start: int | None
 ) -> GpuInstance:
-    """Cut one; without a start the driver chooses."""
+    """Create one; without a start the driver chooses."""
     profile = geometry.by_id(profile_id)
     if profile is None:
         raise DriverError(Trouble.NOT_SUPPORTED, f"{geometry.name} has no MIG profile {profile_id}")

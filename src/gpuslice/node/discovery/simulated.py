@@ -1,6 +1,6 @@
 """A driver for GPUs on paper that behaves as NVIDIA's does: MIG modes, placements, refusals, XIDs, lost GPUs.
 
-Like NVIDIA's it reports no event when a GPU is cut or reset: whoever does that looks anew.
+Like NVIDIA's it reports no event when a GPU is partitioned or reset: whoever does that looks anew.
 What happens to the machine (`raise_xid`, `lose`, `reset`, ...) may come from any thread.
 """
 

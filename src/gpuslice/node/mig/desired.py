@@ -71,8 +71,8 @@ class DesiredMig:
         MigPolicy.of({names.MIG_POLICY: self.policy})
         if strategy is not MigStrategy.MIXED:
             raise InputError(
-                "GPUs are cut on demand only where MIG devices are counted by their profile; this node's "
-                f"agent has the strategy {strategy}, start it with --mig-strategy mixed",
+                "GPUs are partitioned on demand only where MIG devices are counted by their profile; this "
+                f"node's agent has the strategy {strategy}, start it with --mig-strategy mixed",
                 field=f"label {names.MIG_POLICY}",
             )
         targets = decode_wanted({names.MIG_WANTED: self.wanted} if self.wanted else {})

@@ -174,7 +174,7 @@ class MigExecutor:
         return made
 
     def _anew(self, goals: Mapping[str, MigGoal], before: Iterable[GpuPlan]) -> tuple[GpuPlan, ...]:
-        """Once modes have changed: what can be cut is what the driver says now."""
+        """Once modes have changed: what can be partitioned is what the driver says now."""
         fresh = {made.gpu.uuid: made.plan for made in self.plan(goals)}
         return tuple(replace(one, plan=fresh[one.gpu.uuid]) if one.enabled else one for one in before)
 

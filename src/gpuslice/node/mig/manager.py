@@ -2,10 +2,10 @@
 
 nvidia.com/mig.config says how the node's GPUs are to be; where the policy is on demand, an annotation that
 whoever looks at the waiting pods writes. Where that is answered: the label nvidia.com/mig.config.state
-(pending, success, failed), the reason in an annotation. Every GPU is cut as soon as nothing that has to go is
-in use: what has to go is given to nobody any more, and no pod is ended. Nothing is remembered: each turn
-compares what is wished with what is there, so a restart, a reboot that lost all instances, or a crash between
-two steps ends where the node says.
+(pending, success, failed), the reason in an annotation. Every GPU is partitioned as soon as nothing that has
+to go is in use: what has to go is given to nobody any more, and no pod is ended. Nothing is remembered: each
+turn compares what is wished with what is there, so a restart, a reboot that lost all instances, or a crash
+between two steps ends where the node says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, happened
-from gpuslice.cluster.migrecords import encode_cuts
+from gpuslice.cluster.migrecords import encode_partitions
 from gpuslice.devices.found import FoundGpu
 from gpuslice.devices.inventory import Gpu
 from gpuslice.devices.migstate import MigState
@@ -49,7 +49,7 @@ Users = Callable[[], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class MigTools:
-    """What it takes to cut this node's GPUs.
+    """What it takes to partition this node's GPUs.
 
     `configs`: a file of mig-parted's, None for the configurations that go by standard names.
     """
@@ -70,7 +70,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be done: GPUs that can be cut beside what is in use, and those that cannot yet."""
+    """What is to be done: GPUs that can be partitioned beside what is in use, and those that cannot yet."""
 
     possible: list[GpuPlan] = field(default_factory=list)
     blocked: list[GpuPlan] = field(default_factory=list)
@@ -79,7 +79,8 @@ class _Work:
 class MigManager:
     """One node's. `close` answers True once what it was told to close really is given to nobody.
 
-    `unknown` says why it is not known now who is to use the GPUs, "" if it is: nothing is cut without that.
+    `unknown` says why it is not known now who is to use the GPUs, "" if it is: nothing is partitioned without
+    that.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class MigManager:
         }
         free = [plan.gpu for plan in waiting if not in_use[plan.gpu.uuid]]
         if free:
-            await self._write_status(desired, Status(MigState.PENDING, "GPUs are being cut"))
+            await self._write_status(desired, Status(MigState.PENDING, "GPUs are being partitioned"))
         try:
             await self._partition(desired, free, goals, users.keys())
         except GpuSliceError as error:
@@ -181,7 +182,7 @@ class MigManager:
         goals: Mapping[str, MigGoal],
         held: Collection[str],
     ) -> None:
-        """Cut these one after the other; afterwards the GPUs are announced as they are then.
+        """Partition these one after the other; afterwards the GPUs are announced as they are then.
 
         Raises MigRefused, DriverError.
         """
@@ -191,7 +192,7 @@ class MigManager:
         async with self._tools.backend.partitioning():
             for gpu in gpus:
                 await asyncio.to_thread(executor.apply, {gpu.uuid: goals[gpu.uuid]})
-                _log.info("a GPU was cut", gpu=gpu.index, by=str(desired))
+                _log.info("a GPU was partitioned", gpu=gpu.index, by=str(desired))
 
     async def _closed(self, uuids: Collection[str]) -> bool:
         """Give these to nobody any more; True once kubelet has heard and said so."""
@@ -239,7 +240,7 @@ class MigManager:
             annotations[names.MIG_CONFIG_REASON] = status.reason or None
         if desired.on_demand:
             machine = await asyncio.to_thread(survey, self._tools.driver)
-            annotations[names.MIG_CUTS] = encode_cuts(machine.cuts)
+            annotations[names.MIG_PARTITIONS] = encode_partitions(machine.partitions)
         else:
             annotations |= _NOTHING_ON_DEMAND
         node = self._node
@@ -260,8 +261,10 @@ class MigManager:
             self._node = answer
 
 
-_NOTHING_ON_DEMAND: Final[Mapping[str, None]] = {names.MIG_CUTS: None, names.MIG_WANTED: None}
-"""What a node that is not cut on demand has no more: old layouts must not come back with the policy."""
+_NOTHING_ON_DEMAND: Final[Mapping[str, None]] = {names.MIG_PARTITIONS: None, names.MIG_WANTED: None}
+"""What a node that is not partitioned on demand has no more: old layouts must not come back with the
+policy.
+"""
 
 
 def _is_offered(gpu: Gpu, resource: str) -> bool:

@@ -155,7 +155,7 @@ class StandaloneMachine:
 
     def checkpoint(self, path: Path) -> None:
         """Write the machine's layouts to a file, whole or not at all. Raises InputError naming it."""
-        text = checkpoint([(one.gpu.uuid, _cut(one)) for one in self.machine().gpus if one.layout])
+        text = checkpoint([(one.gpu.uuid, _partitioned(one)) for one in self.machine().gpus if one.layout])
         aside = path.with_name(f"{path.name}.new")
         try:
             aside.write_text(text)
@@ -197,5 +197,5 @@ def _unfinished(one: MigGpu) -> str | None:
     return f"GPU {one.gpu.index}: {empty[0]} has no compute instance" if empty else None
 
 
-def _cut(one: MigGpu) -> MigLayout | None:
+def _partitioned(one: MigGpu) -> MigLayout | None:
     return one.layout if one.spec.enabled else None

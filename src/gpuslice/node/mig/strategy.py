@@ -31,7 +31,9 @@ class StrategyLabel:
         self._wrong: str | None = None
 
     async def read(self, client: Client, node: str) -> None:
-        """Follow the label from the start: a GPU that is cut must not be offered whole, even for a moment."""
+        """Follow the label from the start: a GPU that is partitioned must not be offered whole, even for a
+        moment.
+        """
         try:
             async with asyncio.timeout(READ_SECONDS):
                 for found in (await client.list(Node, field_selector=f"metadata.name={node}")).items:

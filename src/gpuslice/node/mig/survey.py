@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from gpuslice.cluster.migrecords import CutGpu
+from gpuslice.cluster.migrecords import MigCapableGpu
 from gpuslice.config.migexport import MigState
 from gpuslice.config.migparted import MigPartedFile, MigSpec, MigTarget
 from gpuslice.config.migstandard import standard_configs
@@ -61,10 +61,12 @@ class MigMachine:
         return next((one for one in self.gpus if one.gpu.uuid == uuid), None)
 
     @property
-    def cuts(self) -> tuple[CutGpu, ...]:
-        """What can be cut and what is cut, for those who plan from afar; who uses what is left out."""
+    def partitions(self) -> tuple[MigCapableGpu, ...]:
+        """What can be partitioned and what is partitioned, for those who plan from afar; who uses what is
+        left out.
+        """
         return tuple(
-            CutGpu(
+            MigCapableGpu(
                 one.gpu.uuid,
                 one.gpu.index,
                 one.gpu.mig is not None and one.gpu.mig.current,

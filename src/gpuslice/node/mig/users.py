@@ -1,4 +1,4 @@
-"""Who uses a node's GPUs and MIG devices, or is about to: what must not be cut. Pure.
+"""Who uses a node's GPUs and MIG devices, or is about to: what must not be partitioned. Pure.
 
 A pod that is bound to the node and has not started is about to. If a scheduler said which device it gets,
 that one is its; if only the kubelet will say (kube-scheduler counts MIG devices and no more), every device

@@ -24,7 +24,7 @@ def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) 
     healthy = Gauge("gpuslice_gpu_healthy", "0 if the GPU is sick.", LABELS, registry=registry)
     closed = Gauge(
         "gpuslice_gpu_closed",
-        "1 if nobody gets the GPU though it is well: it is being cut, or changes its use.",
+        "1 if nobody gets the GPU though it is well: it is being partitioned, or changes its use.",
         LABELS,
         registry=registry,
     )

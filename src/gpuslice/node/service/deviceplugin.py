@@ -187,7 +187,7 @@ class DevicePluginService:
             outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Verdict):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.message)
-        # Asked once the ids are taken: from here on nobody of ours cuts the GPU.
+        # Asked once the ids are taken: from here on nobody of ours partitions the GPU.
         if problem := await self._is_not_as_announced(outcome):
             self.ledger.withdraw(outcome)
             raise RpcError(RpcCode.FAILED_PRECONDITION, problem)
