@@ -52,6 +52,9 @@ BIND_FENCE: Final = "gpuslice.io/bind-fence"
 WOKEN: Final = "gpuslice.io/woken"
 """Written to a waiting pod so that kube-scheduler tries it again: when that was."""
 
+PREVIOUS_ARGUMENTS: Final = "gpuslice.io/previous-arguments"
+"""Annotation of kube-scheduler's static pod: the arguments that ours took the place of, one per line."""
+
 # --- node annotations and labels ----------------------------------------------------------------
 NODE_GPUS: Final = "gpuslice.io/gpus"
 """JSON list of the node's GPUs, published by the agent (`devices.inventory`)."""
@@ -132,3 +135,5 @@ RUN_SECONDS: Final = "gpuslice.io/run-seconds"
 """Pod annotation, simulated kubelet only: the pod's containers end after that many seconds."""
 EXIT_CODE: Final = "gpuslice.io/exit-code"
 """Pod annotation, simulated kubelet only: the exit code they end with (default 0)."""
+IGNORE_TERM: Final = "gpuslice.io/ignore-term"
+"""Pod annotation, simulated kubelet only: the containers take no notice of SIGTERM."""

@@ -52,6 +52,19 @@ def test_every_room_and_module_that_the_map_names_is_there() -> None:
     assert len(ours) > 20
 
 
+def test_every_key_that_is_written_on_objects_is_in_names_and_in_the_map() -> None:
+    source = ROOT / "src" / "gpuslice"
+    found = {
+        (file.name, node.value)
+        for file in source.rglob("*.py")
+        if "gpuslice.io/" in (text := file.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and re.fullmatch(r"gpuslice\.io/(?!v\d)[\w.-]+", str(node.value))
+    }
+    assert {file for file, _ in found} == {"names.py"}
+    assert {key for _, key in found if f"`{key}`" not in MAP} == set()
+
+
 def _sleeps(tree: ast.AST, function: str = "") -> Iterator[int]:
     """The lines that let time pass. A clock may: it is who is asked for time, and runs as fast as a test wants."""
     for node in ast.iter_child_nodes(tree):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kubelet_world import GUARD, IDS, RESOURCE, Plugin, container, world
 
-from gpuslice.local.kubelet.podworker import IGNORE_TERM
+from gpuslice import names
 from gpuslice.node.kubelet.messages import (
     ContainerAllocation,
     Device,
@@ -240,7 +240,7 @@ async def test_a_pod_deleted_by_force_is_forgotten_at_once_and_runs_on() -> None
     async with world() as node:
         plugin = Plugin(IDS[:4])
         await node.serve(plugin)
-        old = await node.create("old", container("c", 4), annotations={IGNORE_TERM: "true"})
+        old = await node.create("old", container("c", 4), annotations={names.IGNORE_TERM: "true"})
         await node.phase("old", "Running")
         folder = node.folder / "pods" / old.uid
         await node.client.delete(old.resource, "old", "default", grace_seconds=0)

@@ -16,7 +16,6 @@ from gpuslice.devices.inventory import Gpu
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.local.kubelet.kubelet import LEAST_GRACE, READMIT_AFTER
-from gpuslice.local.kubelet.podworker import IGNORE_TERM
 from gpuslice.node.kubelet.messages import Device
 from gpuslice.node.kubelet.rpc import PluginClient
 from gpuslice.units import MemoryUnit
@@ -147,7 +146,7 @@ async def test_a_pod_deleted_by_force_gives_its_room_back_soon_after_its_contain
             "a",
             container("c", 14),
             on={"c": (0,)},
-            annotations={IGNORE_TERM: "true"},
+            annotations={names.IGNORE_TERM: "true"},
             terminationGracePeriodSeconds=1,
         )
         await here.running("a")

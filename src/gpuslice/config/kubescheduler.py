@@ -19,8 +19,6 @@ from gpuslice.requests.kinds import FIXED, SHARES
 Json = dict[str, Any]
 
 VOLUME: Final = "gpuslice-scheduler-config"
-PREVIOUS: Final = "gpuslice.io/previous-arguments"
-"""Annotation of the static pod: the arguments that ours took the place of, one per line."""
 _GROUP: Final = "kubescheduler.config.k8s.io"
 _TIMEOUT_SECONDS: Final = 10
 _CONFIG: Final = "--config"
@@ -162,7 +160,7 @@ def wired(manifest: Mapping[str, Any], wiring: Wiring, config: str) -> Json:
     volume = {"hostPath": {"path": config, "type": "File"}, "name": VOLUME}
     made["spec"]["volumes"] = [*(made["spec"].get("volumes") or []), volume]
     if previous:
-        made["metadata"].setdefault("annotations", {})[PREVIOUS] = "\n".join(previous)
+        made["metadata"].setdefault("annotations", {})[names.PREVIOUS_ARGUMENTS] = "\n".join(previous)
     return made
 
 
@@ -176,7 +174,7 @@ def unwired(manifest: Mapping[str, Any]) -> Json:
         mount["mountPath"] for mount in container.get("volumeMounts") or [] if mount.get("name") == VOLUME
     }
     annotations = made["metadata"].get("annotations") or {}
-    previous = [word for word in annotations.pop(PREVIOUS, "").split("\n") if word]
+    previous = [word for word in annotations.pop(names.PREVIOUS_ARGUMENTS, "").split("\n") if word]
     if not annotations:
         made["metadata"].pop("annotations", None)
     command[:] = [word for word in command if word.partition("=")[2] not in mine] + previous

@@ -57,8 +57,6 @@ CRASH_CAP: Final = 300.0
 CRASH_FORGET_NS: Final = 600_000_000_000
 RETRY: Final = (10.0, 15.0)
 """Seconds until a container that could not be configured is tried again."""
-IGNORE_TERM: Final = "gpuslice.io/ignore-term"
-"""Pod annotation: a simulated container takes no notice of SIGTERM."""
 _DELETE: Final = Backoff(base=0.2, cap=10.0)
 
 _log = structlog.get_logger(__name__)
@@ -336,7 +334,7 @@ class PodWorker:
             folder=self.folder,
             seconds=_seconds(pod, record, command),
             exit_code=0 if record.init else _exit_code(pod),
-            ignore_term=pod.annotations.get(IGNORE_TERM) == "true",
+            ignore_term=pod.annotations.get(names.IGNORE_TERM) == "true",
             programs=mounted_programs(answers),
         )
 
