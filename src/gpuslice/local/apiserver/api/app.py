@@ -14,9 +14,6 @@ import random as _random
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-import yaml
-
 from gpuslice.clock import Clock
 from gpuslice.local.apiserver.api import (
     bootstrap,
@@ -30,26 +27,25 @@ from gpuslice.local.apiserver.api import (
     webhookpost,
 )
 from gpuslice.local.apiserver.api.admission import Admission, Post
+from gpuslice.local.apiserver.api.bodies import read_delete_options, read_object
 from gpuslice.local.apiserver.api.database import Database
 from gpuslice.local.apiserver.api.definitions import Definitions
 from gpuslice.local.apiserver.api.discovery import REVIEWS, VERSION, Discovery
 from gpuslice.local.apiserver.api.expiry import Expiry
 from gpuslice.local.apiserver.api.http import Reply, Request, Stream, Target, reply
 from gpuslice.local.apiserver.api.namespaces import Namespaces
-from gpuslice.local.apiserver.api.rest import Rest, read_delete_options
+from gpuslice.local.apiserver.api.rest import Rest
 from gpuslice.local.apiserver.api.store import Store
 from gpuslice.local.apiserver.api.strategy import Strategy
 from gpuslice.local.apiserver.api.transport import LocalTransport
 from gpuslice.local.apiserver.print import tables
 from gpuslice.local.apiserver.print.tables import Tables
-from gpuslice.local.apiserver.schema import protobuf
 from gpuslice.local.apiserver.schema.kinds import Registry
 from gpuslice.local.apiserver.schema.managed import Managers
 from gpuslice.local.apiserver.schema.openapi import OpenApi
 from gpuslice.local.apiserver.schema.status import (
     Failure,
     Json,
-    bad_request,
     method_not_allowed,
     no_such_route,
 )
@@ -290,27 +286,3 @@ class ApiServer:
             if name == "eviction":
                 return await pods.evict(self.rest, request, target, read_object(request))
         raise no_such_route()
-
-
-def read_object(request: Request) -> Json:
-    """Decode a JSON or YAML object. Raises 415 for other formats, 400 for malformed bodies."""
-    kind, body = request.content_type.partition(";")[0].strip(), request.body
-    try:
-        if kind == protobuf.MEDIA_TYPE:
-            return protobuf.read(body)
-        if "yaml" in kind:
-            obj = yaml.safe_load(body)
-        elif kind in ("application/json", "", "*/*") or kind.endswith("+json"):
-            obj = msgspec.json.decode(body)
-        else:
-            raise Failure(
-                415,
-                "UnsupportedMediaType",
-                f"the body of the request was in an unknown format - accepted media types include: "
-                f"application/json, application/yaml, {protobuf.MEDIA_TYPE}",
-            )
-    except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise bad_request(f"couldn't get version/kind; json parse error: {error}") from None
-    if not isinstance(obj, dict):
-        raise bad_request("the body of the request must be an object")
-    return obj

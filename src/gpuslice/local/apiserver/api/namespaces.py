@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gpuslice.local.apiserver.api.bodies import DeleteOptions
 from gpuslice.local.apiserver.api.http import Request, Target
-from gpuslice.local.apiserver.api.rest import DeleteOptions, Rest
+from gpuslice.local.apiserver.api.rest import Rest
 from gpuslice.local.apiserver.schema.kinds import Kind
 from gpuslice.local.apiserver.schema.objects import now
 from gpuslice.local.apiserver.schema.status import Failure, Json

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gpuslice.local.apiserver.api.bodies import DeleteOptions
 from gpuslice.local.apiserver.api.http import Reply, Request, Target, reply
-from gpuslice.local.apiserver.api.rest import DeleteOptions, Rest, precondition_failed
+from gpuslice.local.apiserver.api.rest import Rest, precondition_failed
 from gpuslice.local.apiserver.schema.objects import now
 from gpuslice.local.apiserver.schema.selectors import label_selector
 from gpuslice.local.apiserver.schema.status import (

@@ -8,19 +8,16 @@ Nothing awaits between the read and the commit unless a webhook has to be asked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from gpuslice.clock import Clock
 from gpuslice.local.apiserver.api import strategy
 from gpuslice.local.apiserver.api.admission import Admission, Operation
+from gpuslice.local.apiserver.api.bodies import DeleteOptions
 from gpuslice.local.apiserver.api.entries import Entry
 from gpuslice.local.apiserver.api.http import Reply, Request, Target, reply
 from gpuslice.local.apiserver.api.reading import Reader
 from gpuslice.local.apiserver.api.store import Store
-from gpuslice.local.apiserver.schema import protobuf, types
+from gpuslice.local.apiserver.schema import types
 from gpuslice.local.apiserver.schema.kinds import Kind, Registry
 from gpuslice.local.apiserver.schema.managed import Managers
 from gpuslice.local.apiserver.schema.objects import canonical, convert, now
@@ -43,17 +40,6 @@ RETRIES = 16
 
 Change = Callable[[Json], Json]
 """From a private copy of the stored object to what it shall be. May raise Failure."""
-
-
-@dataclass(slots=True)
-class DeleteOptions:
-    """`metav1.DeleteOptions`, from the body or the query."""
-
-    grace: int | None = None
-    propagation: str = ""
-    uid: str | None = None
-    version: str | None = None
-    dry_run: bool = False
 
 
 class Rest(Reader):
@@ -375,32 +361,3 @@ def _may_go(obj: Json) -> bool:
         and not meta.get("deletionGracePeriodSeconds")
         and not (obj.get("kind") == "Namespace" and (obj.get("spec") or {}).get("finalizers"))
     )
-
-
-def read_delete_options(request: Request) -> DeleteOptions:
-    """DeleteOptions from body and query. Raises 400."""
-    body: Any = {}
-    if request.content_type.startswith(protobuf.MEDIA_TYPE):
-        body = protobuf.read(request.body) if request.body else {}
-    elif request.body.strip():
-        try:
-            body = msgspec.json.decode(request.body)
-        except msgspec.DecodeError as error:
-            raise bad_request(f"couldn't get version/kind; json parse error: {error}") from None
-    if not isinstance(body, dict):
-        raise bad_request("DeleteOptions must be an object")
-    conditions = body.get("preconditions") or {}
-    grace = request.number("gracePeriodSeconds")
-    if body.get("gracePeriodSeconds") is not None:
-        grace = body["gracePeriodSeconds"]
-    propagation = body.get("propagationPolicy") or request.query.get("propagationPolicy", "")
-    orphan = body.get("orphanDependents")
-    if orphan is not None and not propagation:
-        propagation = "Orphan" if orphan else "Background"
-    if propagation not in ("", "Orphan", "Background", "Foreground"):
-        raise bad_request(
-            f'invalid propagationPolicy "{propagation}": supported values: "Background", "Foreground", '
-            '"Orphan"'
-        )
-    dry = request.dry_run or bool(body.get("dryRun"))
-    return DeleteOptions(grace, propagation, conditions.get("uid"), conditions.get("resourceVersion"), dry)
