@@ -1,3 +1,4 @@
 from gpuslice.cli.demo.command import main
 
-main()
+if __name__ == "__main__":
+    main()
