@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -95,23 +95,21 @@ class PodRequest:
     """The containers of a pod that ask for a GPU: init and sidecar containers first, in their order."""
 
     containers: tuple[ContainerRequest, ...] = ()
+    kinds: tuple[Kind, ...] = field(init=False, repr=False, compare=False)
+    units: int = field(init=False, repr=False, compare=False)
+    """Units of gpu-mem that the kubelet counts for the whole pod."""
+    devices: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    """Whole devices that the kubelet counts for the whole pod, by resource."""
+
+    def __post_init__(self) -> None:
+        # Kept, since every question about a node asks for them.
+        object.__setattr__(self, "kinds", tuple(dict.fromkeys(c.kind for c in self.containers)))
+        object.__setattr__(self, "units", peak((c.role, c.units) for c in self.containers))
+        devices = {kind.resource: self.count(kind) for kind in self.kinds if kind.whole}
+        object.__setattr__(self, "devices", devices)
 
     def __bool__(self) -> bool:
         return bool(self.containers)
-
-    @property
-    def units(self) -> int:
-        """Units of gpu-mem that the kubelet counts for the whole pod."""
-        return peak((c.role, c.units) for c in self.containers)
-
-    @property
-    def devices(self) -> Mapping[str, int]:
-        """Whole devices that the kubelet counts for the whole pod, by resource."""
-        return {kind.resource: self.count(kind) for kind in self.kinds if kind.whole}
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        return tuple(dict.fromkeys(c.kind for c in self.containers))
 
     def count(self, kind: Kind) -> int:
         """How much of a kind the kubelet counts for the whole pod."""
@@ -198,9 +196,9 @@ def can_be_spread(container: ContainerRequest, gpus: int) -> bool:
 def _read_spec(spec: PodSpecLike, *, strict: bool = True) -> PodRequest:
     found: list[ContainerRequest] = []
     groups = (("initContainers", spec.init_containers or ()), ("containers", spec.containers))
-    for field, containers in groups:
+    for group, containers in groups:
         for position, container in enumerate(containers):
-            where = f"spec.{field}[{position}].resources"
+            where = f"spec.{group}[{position}].resources"
             wanted = [
                 (kind, amount)
                 for kind in _kinds(container.resources)
@@ -213,7 +211,7 @@ def _read_spec(spec: PodSpecLike, *, strict: bool = True) -> PodRequest:
                     "ask for one of them",
                     field=where,
                 )
-            role = _role(field, container)
+            role = _role(group, container)
             found += [ContainerRequest(container.name, role, kind, amount) for kind, amount in wanted]
     if strict and len(found) > MAX_CONTAINERS:
         raise InputError(
