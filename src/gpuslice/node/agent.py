@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,6 @@ import structlog
 from gpuslice.clock import Clock, happened
 from gpuslice.devices.found import Found
 from gpuslice.devices.inventory import NodeGpus
-from gpuslice.devices.sharing import device_of
 from gpuslice.errors import InputError
 from gpuslice.kube.backoff import Backoff
 from gpuslice.kube.client import Client
@@ -29,6 +28,7 @@ from gpuslice.kube.reflector import Reflector
 from gpuslice.kube.wire import Node, ObjectMeta, Pod
 from gpuslice.node.discovery.devices import DeviceBackend
 from gpuslice.node.grants.deviceids import check_unit
+from gpuslice.node.grants.held import holders
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.node.inject.injector import PLAIN, Injector
@@ -267,22 +267,12 @@ class Agent:
 
     def _health_reporter(self, service: DevicePluginService, recorder: EventRecorder) -> HealthReporter:
         """Who tells of the GPUs' health."""
-
-        def holders() -> Mapping[str, Sequence[NodePod]]:
-            found: dict[str, list[NodePod]] = {}
-            for holding in service.ledger.held():
-                pod = service.pods.get(holding.owner.uid) if holding.owner and holding.certain else None
-                if pod is not None and pod.alive:
-                    for uuid in dict.fromkeys(map(device_of, holding.gpus)):
-                        found.setdefault(uuid, []).append(pod)
-            return found
-
         return HealthReporter(
             self._client,
             self._node,
             self._backend.found,
             recorder,
-            holders=holders,
+            holders=lambda: holders(service.ledger.held(), service.pods),
             pods=lambda: frozenset(pod.key for pod in service.pods.values() if pod.alive),
             clock=self._clock,
             random=self._random,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
+from gpuslice.devices.sharing import device_of
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.placement.verdict import Reason
 from gpuslice.requests.kinds import Kind
@@ -148,3 +149,14 @@ def is_init(pod: NodePod, owner: Owner | None) -> bool:
     """True if that is an ordinary init container of the pod."""
     container: ContainerRequest | None = pod.request.container(owner.container) if owner else None
     return container is not None and container.role is Role.INIT
+
+
+def holders(held: Iterable[Held], pods: Mapping[str, NodePod]) -> Mapping[str, Sequence[NodePod]]:
+    """The pods that certainly hold a device or a part of it and live, by its UUID."""
+    found: dict[str, list[NodePod]] = {}
+    for holding in held:
+        pod = pods.get(holding.owner.uid) if holding.owner and holding.certain else None
+        if pod is not None and pod.alive:
+            for uuid in dict.fromkeys(map(device_of, holding.gpus)):
+                found.setdefault(uuid, []).append(pod)
+    return found

@@ -4,8 +4,8 @@ nvidia.com/mig.config says how the node's GPUs are to be; where the policy is on
 whoever looks at the waiting pods writes. Where that is answered: the label nvidia.com/mig.config.state
 (pending, success, failed), the reason in an annotation. Every GPU is partitioned as soon as nothing that has
 to go is in use: what has to go is given to nobody any more, and no pod is ended. Nothing is remembered: each
-turn compares what is wished with what is there, so a restart, a reboot that lost all instances, or a crash
-between two steps ends where the node says.
+round compares what is asked for with what is there, so a restart, a reboot that lost all instances, or a
+crash between two steps ends where the node says.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class MigManager:
     async def _plans(self, goals: Mapping[str, MigGoal]) -> _Work:
         """What is to be done, all checked before anything is touched. Raises MigRefused, DriverError.
 
-        A GPU that can be as it is wished beside what is in use is planned so; otherwise as if nothing were.
+        A GPU that can be as it is to be beside what is in use is planned so; otherwise as if nothing were.
         """
         driver, reset = self._tools.driver, self._tools.reset
         careful = MigExecutor(driver, held=self._users().keys(), reset=reset)
