@@ -94,6 +94,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_an_agent_starts_without_what_kubelet_does_not_wait_for() -> None:
+    """Pods of its node get no GPU until it is there."""
+    late = ("numpy", "lightkube", "httpx2", "uvicorn", "prometheus_client", "rich", "cryptography", "azure")
+    code = (
+        "import sys; from gpuslice.cli.lazy import load; load('gpuslice.cli.run.agent:agent');"
+        f"print([name for name in {late} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_list_of_commands_has_each_with_its_summary() -> None:
     output = invoke("--help").output
     assert all(f"  {name} " in output and summary in output for name, (_, summary) in COMMANDS.items())

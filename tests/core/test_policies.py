@@ -18,7 +18,8 @@ from gpuslice.placement.fleet import Fleet
 from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.node import place
 from gpuslice.placement.policies import KNOWN, find
-from gpuslice.placement.policies.policy import Gpus, Nodes, Policy, Scores
+from gpuslice.placement.policies.nodes import Nodes, Scores
+from gpuslice.placement.policies.policy import Gpus, Policy
 from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import SHARES
 from gpuslice.requests.pod import ContainerRequest, PodRequest, Role

@@ -23,7 +23,8 @@ from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.glance import hopeless, straight_down
 from gpuslice.placement.node import legs_apart, place, why_not
 from gpuslice.placement.policies.binpack import BINPACK
-from gpuslice.placement.policies.policy import Nodes, Policy, Scores
+from gpuslice.placement.policies.nodes import Nodes, Scores
+from gpuslice.placement.policies.policy import Policy
 from gpuslice.placement.search import MOST_LEGS, STEPS, Leg, Steps
 from gpuslice.placement.verdict import FITS, Code, Reason, Verdict, refusal
 from gpuslice.placement.whole import lacking

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
+from gpuslice.placement.policies.policy import Gpus, Policy
 
-from gpuslice.placement.policies.policy import Gpus, Nodes, Policy, Scores
+if TYPE_CHECKING:
+    from gpuslice.placement.policies.nodes import Nodes, Scores
 
 
 class Binpack(Policy):
@@ -26,7 +28,7 @@ class Binpack(Policy):
             leftover = (nodes.untouched - nodes.request.whole) * 1000 // nodes.devices
         else:
             leftover = nodes.leftover()
-        tightness = 1000 - np.clip(leftover, 0, 1000)
+        tightness = 1000 - leftover.clip(0, 1000)
         scores: Scores = (4 * tightness + (1000 - nodes.stays_free())) // 5
         return scores
 

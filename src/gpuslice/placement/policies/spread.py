@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gpuslice.placement.policies.policy import Gpus, Nodes, Policy, Scores
+from gpuslice.placement.policies.policy import Gpus, Policy
+
+if TYPE_CHECKING:
+    from gpuslice.placement.policies.nodes import Nodes, Scores
 
 
 class Spread(Policy):
