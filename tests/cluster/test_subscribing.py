@@ -121,3 +121,22 @@ def given_up(waits: Pod) -> Pod:
     body = msgspec.to_builtins(waits)
     body["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
     return msgspec.convert(body, Pod)
+
+
+def test_room_that_was_kept_for_a_pod_is_let_go_once_it_is_placed_or_gone_and_everybody_hears_where() -> None:
+    cluster = Cluster(clock=StoppedClock())
+    told: list[str] = []
+    cluster.subscribe(lambda change: told.append(change.not_kept))
+    for name, after in (
+        ("placed", lambda p: cluster.set_pod(p)),
+        ("gone", lambda p: cluster.drop_pod(p.uid)),
+    ):
+        cluster.set_pod(pod(name, 5))
+        waits = cluster.waiting(pod(name, 5).uid)
+        assert waits is not None
+        cluster.nominations.nominate(waits, "kept", ())
+        cluster.set_pod(pod(name, 5))
+        assert cluster.nominations.of(waits.uid) is not None
+        after(pod(name, 5, node="elsewhere", phase="Running"))
+        assert cluster.nominations.of(waits.uid) is None
+    assert told == ["", "", "kept"] * 2

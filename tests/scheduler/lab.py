@@ -187,11 +187,11 @@ class Weather:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.partitioned = False
+        self.cut = False
         self.refused = asyncio.Event()
 
     async def request(self, method: str, path: str, **more: Any) -> Response:
-        if self.partitioned:
+        if self.cut:
             self.refused.set()
             raise Unavailable("connection refused")
         return await self.inner.request(method, path, **more)

@@ -326,7 +326,7 @@ async def test_two_nominated_pods_do_not_wait_for_each_other() -> None:
             await lab.waits(name, "must leave")
         config = {"metadata": {"name": "unhealthy-gpu-n1"}, "data": {"gpus": "1"}}
         await lab.client.create(ConfigMap.resource, config, "kube-system")
-        await lab.until(lambda: not lab.cluster.fleet.free_gpus("n1")[1].available)
+        await lab.until(lambda: not lab.cluster.fleet.free_gpus("n1")[1].gpu.available)
         await lab.end("low1")
         await lab.end("low2")
         assert await lab.bound("high1") == "n1"

@@ -43,12 +43,14 @@ class Change:
     """What has changed: the object as it is (of one that is gone: as it was), and as it was known before.
 
     `node`: the node whose rules or room it may have changed, "" if none: the pod's, or where it was to be.
+    `not_kept`: the node where room was kept for the pod, which needs it no more.
     """
 
     kind: ChangeKind
     node: str
     object: Node | Pod | None = None
     before: Node | Pod | None = None
+    not_kept: str = ""
 
 
 Listener = Callable[[Change], None]
@@ -96,14 +98,17 @@ class Cluster(GpuAccounts):
 
     def set_pod(self, pod: Pod) -> None:
         """A pod was added or changed. What it was given is fixed when it is bound; see `GpuAccounts`."""
-        change = Change("pod", self._node_of(pod), pod, self._live.get(pod.uid))
+        placed = pod.spec.node_name or has_ended(pod)
+        not_kept = (self.nominations.withdraw(pod.uid) or "") if placed else ""
+        change = Change("pod", self._node_of(pod), pod, self._live.get(pod.uid), not_kept)
         self._apply(change, partial(super().set_pod, pod), partial(self._note, pod))
 
     def drop_pod(self, uid: str, last: Pod | None = None) -> None:
         """A pod is gone. Unknown uids are fine. `last`: how it was, for those who did not know it."""
         before = self._live.get(uid)
         pod = before or last or Pod(metadata=ObjectMeta(uid=uid))
-        change = Change("pod-gone", self._node_of(pod), pod, before)
+        not_kept = self.nominations.withdraw(uid) or ""
+        change = Change("pod-gone", self._node_of(pod), pod, before, not_kept)
         self._apply(change, partial(super().drop_pod, uid), partial(self._lose, uid))
 
     def _node_of(self, pod: Pod) -> str:

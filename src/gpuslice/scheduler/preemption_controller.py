@@ -141,9 +141,6 @@ class PreemptionController:
         )
 
     def _on_change(self, change: Change) -> None:
-        pod = change.object
-        if isinstance(pod, Pod) and (change.kind == "pod-gone" or pod.spec.node_name):
-            self._nominations.withdraw(pod.uid)
         if self._cluster.has_unschedulable:
             self._changed.set()
 

@@ -203,6 +203,8 @@ class Scheduler:
 
     # --- changes ----------------------------------------------------------------------------------
     def _on_change(self, change: Change) -> None:
+        if change.not_kept:
+            self._freed(change.not_kept, Cause.RESOURCES | Cause.GPU)
         match change.kind, change.object:
             case "pod", Pod() as pod:
                 self._set_pod(pod, change.before)
@@ -237,7 +239,6 @@ class Scheduler:
         self.queue.drop(uid)
         self._bound.discard(uid)
         self._to_say.pop(uid, None)
-        self._withdraw(uid)
 
     def _set_node(self, node: Node, old: KubeObject | None) -> None:
         if not isinstance(old, Node):
