@@ -19,7 +19,7 @@ from gpuslice.cli.install.cleaning import ANNOTATIONS
 from gpuslice.cluster.predicates import node_refusal, rules_of
 from gpuslice.config.devices import DevicesFile
 from gpuslice.config.migparted import MigPartedFile
-from gpuslice.config.nodeconfig import LABEL, Fallback
+from gpuslice.config.nodeconfig import Fallback
 from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import Flags
 from gpuslice.devices.labels import _OURS, _RESOURCE_KEYS
@@ -189,7 +189,12 @@ def test_the_device_plugins_configurations_are_what_the_agent_reads(tmp_path: Pa
         tuple(map(Fallback, arguments["--config-fallbacks"].split(","))),
     )
     assert files.choose({}) == ("whole", "")
-    assert NvidiaConfig.parse(files.choose({LABEL: "shared"})[1]).sharing.resources[0].replicas == 4
+    assert (
+        NvidiaConfig.parse(files.choose({names.DEVICE_PLUGIN_CONFIG: "shared"})[1])
+        .sharing.resources[0]
+        .replicas
+        == 4
+    )
     mounts = {one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
     assert arguments["--config-dir"] in mounts
 

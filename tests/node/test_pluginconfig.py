@@ -16,7 +16,7 @@ from agent_world import NODE, World
 from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.config.devices import DevicesFile
-from gpuslice.config.nodeconfig import LABEL, Fallback
+from gpuslice.config.nodeconfig import Fallback
 from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import DeviceIdStrategy, Flags, effective
 from gpuslice.devices.sharing import MigStrategy
@@ -138,28 +138,30 @@ async def test_the_nodes_label_chooses_among_files(files: Path) -> None:
     async with node(ConfigFiles.folder(files, "", (Fallback.NAMED,))) as here:
         await here.allocatable(2, names.WHOLE_GPU)
         await counts(here, "default")
-        await label(here, {LABEL: "four"})
+        await label(here, {names.DEVICE_PLUGIN_CONFIG: "four"})
         await here.allocatable(8, names.WHOLE_GPU)
         await counts(here, "four")
-        await label(here, {LABEL: "fuor"})
+        await label(here, {names.DEVICE_PLUGIN_CONFIG: "fuor"})
         refused = await says(here, "specified config fuor does not exist; there are default, four")
         assert refused.annotations[names.DEVICE_CONFIG] == "four"
         await here.allocatable(8, names.WHOLE_GPU)
         (files / "fuor").write_text(sharing(2))
         await here.allocatable(4, names.WHOLE_GPU)
-        await label(here, {LABEL: None})
+        await label(here, {names.DEVICE_PLUGIN_CONFIG: None})
         await here.allocatable(2, names.WHOLE_GPU)
 
 
 async def test_a_node_whose_label_names_nothing_gives_out_no_gpu(files: Path) -> None:
     """Else its GPUs would be given away whole to those who ask for a replica."""
-    async with node(ConfigFiles.folder(files, "default", ()), labels={LABEL: "missing"}) as here:
+    async with node(
+        ConfigFiles.folder(files, "default", ()), labels={names.DEVICE_PLUGIN_CONFIG: "missing"}
+    ) as here:
         refused = await says(here, "specified config missing does not exist")
         assert all("missing does not exist" in gpu.availability.reason for gpu in here.backend.gpus())
         assert "the node gives out no GPU" in refused.annotations[names.DEVICE_CONFIG_REASON]
         await here.allocatable(0, names.WHOLE_GPU)
         await here.allocatable(0)
-        await label(here, {LABEL: "four"})
+        await label(here, {names.DEVICE_PLUGIN_CONFIG: "four"})
         await here.allocatable(8, names.WHOLE_GPU)
 
 

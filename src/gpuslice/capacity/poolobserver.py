@@ -20,11 +20,8 @@ from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 
-PRODUCT: Final = "nvidia.com/gpu.product"
 ARRIVAL_SECONDS: Final = 10.0
 """A pod that still waits so long after it was bound has its devices, and waits for something else."""
-AGENTS_STRATEGY: Final = "nvidia.com/mig.strategy"
-"""Labels of GPU feature discovery: the GPUs' model, and how the agent counts MIG devices."""
 
 
 class PoolObserver:
@@ -88,7 +85,7 @@ class PoolObserver:
         view = self._cluster.snapshot(name)
         gpus = () if view is None else view.gpus
         available = sum(gpu.availability.ok for gpu in gpus)
-        strategy = node.labels.get(names.MIG_STRATEGY) or node.labels.get(AGENTS_STRATEGY, "")
+        strategy = node.labels.get(names.MIG_STRATEGY) or node.labels.get(names.NVIDIA_MIG_STRATEGY, "")
         wanted, wanted_strategy = "", desired.spec.mig_strategy.value
         if desired.spec.gpu_instance_profile is not None:
             wanted = self._config(node, desired)
@@ -100,7 +97,7 @@ class PoolObserver:
         is_cut = names.NODE_GPUS not in node.annotations or _is_cut(gpus, wanted)
         reason = node.annotations.get(names.MIG_CONFIG_REASON, "")
         closed = bool(reason) and any(gpu.availability.closed for gpu in gpus)
-        renamed = node.labels.get(AGENTS_STRATEGY, wanted_strategy) == wanted_strategy
+        renamed = node.labels.get(names.NVIDIA_MIG_STRATEGY, wanted_strategy) == wanted_strategy
         pods = len(self._busy.get(name, ()))
         since = self._empty_since.get(name, now)
         return PoolNode(
@@ -155,12 +152,12 @@ def members(nodes: Iterable[Node], desired: DesiredPool, *, makes: bool) -> list
 
 
 def _model(node: Node) -> GpuModel:
-    product = node.labels.get(PRODUCT, "").partition("-MIG-")[0].removesuffix("-SHARED")
+    product = node.labels.get(names.GPU_PRODUCT, "").partition("-MIG-")[0].removesuffix("-SHARED")
     for model in MODELS:
         if model.name.replace(" ", "-") == product:
             return model
     raise InputError(
-        f"the model of its GPUs is not known ({product or f'no label {PRODUCT}'}); say the VM size",
+        f"the model of its GPUs is not known ({product or f'no label {names.GPU_PRODUCT}'}); say the VM size",
         field=f"node {node.name}",
     )
 

@@ -11,10 +11,9 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Final
 
+from gpuslice import names
 from gpuslice.errors import InputError
 
-LABEL: Final = "nvidia.com/device-plugin.config"
-"""Label of a node: the name of its file."""
 NAMED_DEFAULT: Final = "default"
 
 
@@ -39,7 +38,10 @@ def choose(
     Raises InputError, in config-manager's words, for a label or default that names no file, and if nothing
     fits.
     """
-    for name, where in ((labels.get(LABEL, ""), f"label {LABEL}"), (default, "the default")):
+    for name, where in (
+        (labels.get(names.DEVICE_PLUGIN_CONFIG, ""), f"label {names.DEVICE_PLUGIN_CONFIG}"),
+        (default, "the default"),
+    ):
         if not name:
             continue
         if name not in available:
@@ -54,7 +56,8 @@ def choose(
         if fallback is Fallback.EMPTY:
             return None
     raise InputError(
-        f"the node has no label {LABEL}, and nothing says which file counts without it", field=LABEL
+        f"the node has no label {names.DEVICE_PLUGIN_CONFIG}, and nothing says which file counts without it",
+        field=names.DEVICE_PLUGIN_CONFIG,
     )
 
 

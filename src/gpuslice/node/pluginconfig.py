@@ -18,7 +18,7 @@ import structlog
 
 from gpuslice import names
 from gpuslice.clock import Clock, happened
-from gpuslice.config.nodeconfig import LABEL, Fallback, choose, fingerprint
+from gpuslice.config.nodeconfig import Fallback, choose, fingerprint
 from gpuslice.config.nvidia import NvidiaConfig
 from gpuslice.config.nvidiaflags import Flags, effective
 from gpuslice.config.reader import read_file
@@ -31,7 +31,7 @@ from gpuslice.node.report.featurewriter import FeatureWriter
 
 POLL_SECONDS: Final = 1.0
 """How often files are read, and what could not be used is tried again."""
-UNKNOWN: Final = f"the node's label {LABEL} is not known yet"
+UNKNOWN: Final = f"the node's label {names.DEVICE_PLUGIN_CONFIG} is not known yet"
 
 _log = structlog.get_logger(__name__)
 

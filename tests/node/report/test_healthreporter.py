@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_world import GPUS, GUARD, NODE, World, container, world
 
+from gpuslice import names
 from gpuslice.clock import SystemClock
 from gpuslice.config.devices import DevicesFile
 from gpuslice.devices.sharing import UNSHARED, MigStrategy, Replicated, Sharing, SharingStrategy
@@ -19,14 +20,13 @@ from gpuslice.devices.xids import XidPolicy
 from gpuslice.kube.wire import Event, Node, NodeCondition
 from gpuslice.node.discovery.backend import DiscoveredGpus
 from gpuslice.node.discovery.simulated import DirectDriver, SimulatedDriver
-from gpuslice.node.report.healthreporter import CONDITION
 
 XID = "XID 79: the GPU has fallen off the bus"
 
 
 def health(node: Node) -> NodeCondition:
     conditions = node.status.conditions or ()
-    return next((one for one in conditions if one.type == CONDITION), NodeCondition())
+    return next((one for one in conditions if one.type == names.UNHEALTHY_CONDITION), NodeCondition())
 
 
 async def until(here: World, holds: Callable[[NodeCondition], bool]) -> Node:
@@ -49,7 +49,9 @@ async def events(here: World, count: int) -> list[tuple[str, str, str, int]]:
 async def test_a_sick_gpu_is_in_the_condition_and_told_to_node_and_pods_once() -> None:
     async with world() as here:
         node = await until(here, lambda c: c.status == "False")
-        assert health(node) == NodeCondition(CONDITION, "False", "GPUsAreHealthy", "2 GPUs, none is sick")
+        assert health(node) == NodeCondition(
+            names.UNHEALTHY_CONDITION, "False", "GPUsAreHealthy", "2 GPUs, none is sick"
+        )
         await here.create("share", container("c", 5), on={"c": (1,)})
         await here.create("other", container("c", 5), on={"c": (0,)})
         await here.running("share")
@@ -67,7 +69,7 @@ async def test_a_sick_gpu_is_in_the_condition_and_told_to_node_and_pods_once() -
         )
         assert await events(here, 2) == [ours, pods]
         kinds = {condition.type for condition in sick.status.conditions or ()}
-        assert {"Ready", "MemoryPressure", CONDITION} <= kinds, "those of the kubelet stay"
+        assert {"Ready", "MemoryPressure", names.UNHEALTHY_CONDITION} <= kinds, "those of the kubelet stay"
 
         await here.stop("agent")
         await here.served(0)
@@ -95,7 +97,7 @@ async def test_a_condition_that_somebody_removes_comes_back_without_a_word() -> 
         here.backend.set_health(GPUS[0].uuid, False, XID)
         await until(here, lambda c: c.status == "True")
         await events(here, 1)
-        gone = {"status": {"conditions": [{"$patch": "delete", "type": CONDITION}]}}
+        gone = {"status": {"conditions": [{"$patch": "delete", "type": names.UNHEALTHY_CONDITION}]}}
         await here.client.patch(Node, NODE, gone, patch_type="strategic", subresource="status")
         await until(here, lambda c: c.status == "True")
         assert [count for *_, count in await events(here, 1)] == [1]

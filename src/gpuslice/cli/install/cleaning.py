@@ -9,8 +9,6 @@ from gpuslice.errors import Conflict, NotFound
 from gpuslice.kube.client import Client
 from gpuslice.kube.leading import Lease
 from gpuslice.kube.wire import Node
-from gpuslice.node.report.healthreporter import CONDITION
-from gpuslice.node.report.publishing import GFD_TIMESTAMP
 
 ANNOTATIONS = (
     names.NODE_GPUS,
@@ -31,7 +29,8 @@ async def clean(client: Client, *, lease: tuple[str, str] | None) -> list[str]:
     nodes = [await _release_patched(client, node) for node in (await client.list(Node)).items]
     cleaned = [node.name for node in nodes if await _clean(client, node)]
     done = [
-        f"node {name}: no annotations and labels of ours, no {names.GPU_COUNT}, no condition {CONDITION}"
+        f"node {name}: no annotations and labels of ours, no {names.GPU_COUNT}, "
+        f"no condition {names.UNHEALTHY_CONDITION}"
         for name in cleaned
     ]
     if lease is not None:
@@ -69,13 +68,13 @@ async def _clean(client: Client, node: Node) -> bool:
     counted = [kind for kind, have in amounts.items() if names.GPU_COUNT in have]
     try:
         status: dict[str, object] = {kind: {names.GPU_COUNT: None} for kind in counted}
-        if any(condition.type == CONDITION for condition in node.status.conditions or ()):
-            status["conditions"] = [{"$patch": "delete", "type": CONDITION}]
+        if any(condition.type == names.UNHEALTHY_CONDITION for condition in node.status.conditions or ()):
+            status["conditions"] = [{"$patch": "delete", "type": names.UNHEALTHY_CONDITION}]
         if status:
             body: dict[str, object] = {"status": status}
             await client.patch(Node, node.name, body, patch_type="strategic", subresource="status")
         labels = [key for key in node.metadata.labels or {} if owned(key) or key == names.MIG_STRATEGY]
-        if GFD_TIMESTAMP in (node.metadata.labels or {}):
+        if names.GFD_TIMESTAMP in (node.metadata.labels or {}):
             labels = [key for key in labels if not key.startswith("nvidia.com/")]
         body = {"metadata": {"annotations": dict.fromkeys(written), "labels": dict.fromkeys(labels)}}
         await client.patch(Node, node.name, body)

@@ -18,7 +18,6 @@ from gpuslice.doctor.finding import Area, Finding, Level
 from gpuslice.doctor.objects import DaemonSet, Node, Pod
 from gpuslice.doctor.ours import failure
 from gpuslice.kube.wire import Taint, Toleration
-from gpuslice.node.report.healthreporter import CONDITION
 
 SETTLED: Final = timedelta(seconds=30)
 """A kubelet writes its node's resources every ten seconds when they have changed."""
@@ -141,7 +140,7 @@ def _on_node(facts: Facts, node: Node, now: datetime) -> Iterator[Finding]:
 def _sick(node: Node) -> Iterator[Finding]:
     """What the agent says of the GPUs' health, in its words."""
     for condition in node.status.conditions or ():
-        if condition.type == CONDITION and condition.status == "True":
+        if condition.type == names.UNHEALTHY_CONDITION and condition.status == "True":
             yield Finding(
                 Area.AGENT,
                 "gpu-unhealthy",

@@ -12,7 +12,6 @@ from gpuslice.doctor.finding import Area, Finding, Level
 from gpuslice.doctor.objects import Node, Pod
 from gpuslice.errors import InputError
 from gpuslice.node.report.featuredaemon import CONTAINER as DAEMON
-from gpuslice.node.report.publishing import GFD_TIMESTAMP
 from gpuslice.units import parse_count
 
 PLUGINS: Final = (
@@ -94,7 +93,7 @@ def _extenders(facts: Facts) -> Iterator[Finding]:
 
 def _feature_discovery(facts: Facts) -> Iterator[Finding]:
     """NVIDIA's own may run beside our agent, which then leaves the labels to it."""
-    stamped = {node.name for node in facts.nodes if GFD_TIMESTAMP in node.labels}
+    stamped = {node.name for node in facts.nodes if names.GFD_TIMESTAMP in node.labels}
     published = {node.name for node in facts.nodes if names.NODE_GPUS in node.annotations}
     found: dict[tuple[str, str], set[str]] = {}
     for pod in facts.pods:

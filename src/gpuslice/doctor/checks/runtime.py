@@ -44,7 +44,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 def has_card(node: Node) -> bool:
     """True if a label says that there is an NVIDIA GPU in the node."""
     return any(
-        value == "true" and (key == "nvidia.com/gpu.present" or CARD.fullmatch(key))
+        value == "true" and (key == names.GPU_PRESENT or CARD.fullmatch(key))
         for key, value in node.labels.items()
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from gpuslice import names
 from gpuslice.cluster.migrecords import MigPolicy, Target, decode_wanted, target_layout
@@ -20,9 +19,6 @@ from gpuslice.node.mig.survey import MigMachine
 from gpuslice.placement.migrestore import plan_restore
 from gpuslice.placement.migsteps import MigPlan
 from gpuslice.placement.verdict import Verdict
-
-NVIDIAS: Final = "nvidia.com/gpu.deploy.mig-manager"
-"""Label of nodes on which the GPU operator runs mig-manager itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class DesiredMig:
     def of(cls, node: Node) -> DesiredMig:
         """The node's. What cannot be read shows when it is to be obeyed."""
         labels = node.metadata.labels or {}
-        if labels.get(NVIDIAS, "false") != "false":
+        if labels.get(names.NVIDIA_MIG_MANAGER, "false") != "false":
             return cls()
         policy = labels.get(names.MIG_POLICY, MigPolicy.STATIC)
         if policy == MigPolicy.STATIC:

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from gpuslice import names
 from gpuslice.clock import Clock, rfc3339
 from gpuslice.devices.found import Found
 from gpuslice.kube.client import Client
@@ -25,9 +26,7 @@ from gpuslice.node.report.healthproblems import HealthProblem, problems, read, r
 from gpuslice.node.report.writing import keep_written
 from gpuslice.units import read_digits
 
-CONDITION: Final = "GPUUnhealthy"
-"""The condition's type, and the reason of its events."""
-SICK, WELL, NONE = "GPUUnhealthy", "GPUsAreHealthy", "NoGPUs"
+SICK, WELL, NONE = names.UNHEALTHY_CONDITION, "GPUsAreHealthy", "NoGPUs"
 """Reasons of the condition: True, False, Unknown."""
 RECOVERED: Final = "GPUHealthy"
 HEARTBEAT_SECONDS: Final = 300.0
@@ -96,7 +95,9 @@ class HealthReporter:
         if node is None:
             return
         found, holders = self._found(), self._holders()
-        present = next((one for one in node.status.conditions or () if one.type == CONDITION), None)
+        present = next(
+            (one for one in node.status.conditions or () if one.type == names.UNHEALTHY_CONDITION), None
+        )
         told = self._told
         if told is None:
             told = read(present.message) if present is not None and present.status == "True" else ()
@@ -140,20 +141,22 @@ class HealthReporter:
         for one in sick:
             knows = said.get((one.uuid, one.reason))
             if knows is None:
-                self._recorder.record(node, "Warning", CONDITION, str(one))
+                self._recorder.record(node, "Warning", names.UNHEALTHY_CONDITION, str(one))
             for key in one.pods:
                 if key in pods and key not in (knows or ()):
                     message = f"{one.device}, which this pod holds or shares, is unhealthy: {one.reason}"
-                    self._recorder.record(_object(pods[key]), "Warning", CONDITION, message)
+                    self._recorder.record(_object(pods[key]), "Warning", names.UNHEALTHY_CONDITION, message)
 
 
 def _condition(found: Found, sick: Sequence[HealthProblem]) -> NodeCondition:
     if sick:
-        return NodeCondition(CONDITION, "True", SICK, say(sick))
+        return NodeCondition(names.UNHEALTHY_CONDITION, "True", SICK, say(sick))
     count = len(found.gpus)
     if not count:
-        return NodeCondition(CONDITION, "Unknown", NONE, "the driver lists no GPU")
-    return NodeCondition(CONDITION, "False", WELL, f"{count} GPU{'s' * (count > 1)}, none is sick")
+        return NodeCondition(names.UNHEALTHY_CONDITION, "Unknown", NONE, "the driver lists no GPU")
+    return NodeCondition(
+        names.UNHEALTHY_CONDITION, "False", WELL, f"{count} GPU{'s' * (count > 1)}, none is sick"
+    )
 
 
 def _object(pod: NodePod) -> Pod:

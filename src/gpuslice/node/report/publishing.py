@@ -28,9 +28,6 @@ from gpuslice.node.report.writing import BACKOFF, keep_written
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import Role
 
-GFD_TIMESTAMP: Final = "nvidia.com/gfd.timestamp"
-"""The label by which NVIDIA's own feature discovery is known; it stays when that has gone."""
-
 OTHERS: Final = frozenset({*names.GPUSHARE_ANNOTATIONS, names.GPUSHARE_ALLOCATION})
 """Annotations of ours that repeat what `gpuslice.io/allocation` says, for gpushare's clients."""
 NO_ROOM: Final = (
@@ -271,7 +268,7 @@ class NodePublisher:
         if self._labels is None:
             return {}
         present, wanted = node.metadata.labels or {}, dict(self._labels())
-        if GFD_TIMESTAMP in present and self._discovered():
+        if names.GFD_TIMESTAMP in present and self._discovered():
             # It writes what it finds again and again. What it has left when it is gone is ours to keep true.
             wanted = {key: value for key, value in wanted.items() if not key.startswith("nvidia.com/")}
             present = {key: value for key, value in present.items() if not key.startswith("nvidia.com/")}
