@@ -141,8 +141,6 @@ SLICE_DIR_IN_CONTAINER: Final = "/run/gpuslice"
 # --- other names --------------------------------------------------------------------------------
 SCHEDULER_NAME: Final = "gpuslice"
 """spec.schedulerName of pods that our own scheduler places."""
-PREVIOUS_ARGUMENTS: Final = "gpuslice.io/previous-arguments"
-"""Annotation of kube-scheduler's static pod: its arguments before it was wired to the extender."""
 UNHEALTHY_CONDITION: Final = "GPUUnhealthy"
 """Type of the node's condition that names its sick GPUs."""
 UNHEALTHY_NAMESPACE: Final = "kube-system"

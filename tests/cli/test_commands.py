@@ -131,11 +131,11 @@ def test_the_list_of_commands_has_each_with_its_summary() -> None:
         (["extender", "--label-leader"], "--label-leader needs --lease"),
         (
             ["extender", "--listen", ":0"],
-            "error: --listen: whoever reaches :0 could bind pods: let in only some",
+            "error: --listen: anyone who reaches :0 could bind pods: restrict access",
         ),
         (
             ["extender", "--listen", "192.0.2.1:1"],
-            "error: --listen: whoever reaches 192.0.2.1:1 could bind pods",
+            "error: --listen: anyone who reaches 192.0.2.1:1 could bind pods",
         ),
         (["scheduler", "--metrics-token-file", "a"], "--metrics-token-file needs --probes"),
         (["agent", "--node", "n", "--devices", "/nowhere"], "error: /nowhere: there is no such file\n"),

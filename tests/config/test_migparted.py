@@ -184,7 +184,7 @@ def test_a_configuration_that_is_not_there_lists_those_that_are() -> None:
         ("devices: [7], mig-enabled: false", "mig-configs.x[0].devices: GPU 7 does not exist: the node has 2, numbered 0, 1"),
         (
             "device-filter: '0x233010DE', devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}",
-            "no GPU of this node is meant by it, so it would change nothing; the node has 0x20B010DE NVIDIA A100",
+            "it matches no GPU of this node, so it would change nothing; the node has 0x20B010DE NVIDIA A100",
         ),
         (
             "devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2, 1g.5gb: 1}",
@@ -207,7 +207,7 @@ def test_gpus_that_cannot_be_partitioned_are_passed_over_by_all_and_refused_by_n
     assert list(specs("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", a100(0), t4)) == [0]
     with pytest.raises(InputError, match=r"GPU 1 \(Tesla T4\) cannot be made so: it does not support MIG"):
         specs("devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}", a100(0), t4)
-    with pytest.raises(InputError, match="no GPU of this node is meant by it"):
+    with pytest.raises(InputError, match="it matches no GPU of this node"):
         specs("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}", t4)
 
 

@@ -114,7 +114,9 @@ async def test_ids_that_lie_apart_are_refused() -> None:
         await here.running("b")
         await here.create("c", container("c", 4))
         refused = await here.pod("c", lambda pod: pod.status.phase == "Failed")
-        assert "what is left lies apart: 2 GiB on GPU 0, 2 GiB on GPU 1" in refused.status.message
+        assert (
+            "the free memory is spread over several: 2 GiB on GPU 0, 2 GiB on GPU 1" in refused.status.message
+        )
 
 
 async def test_shares_of_two_gpus_when_asked_for() -> None:

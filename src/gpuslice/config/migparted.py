@@ -184,7 +184,7 @@ class MigPartedFile:
         if not last:
             has = ", ".join(dict.fromkeys(f"{gpu.board} {gpu.name}" for gpu in gpus)) or "none"
             raise InputError(
-                f"no GPU of this node is meant by it, so it would change nothing; the node has {has}",
+                f"it matches no GPU of this node, so it would change nothing; the node has {has}",
                 field=f"mig-configs.{name}",
             )
         return {index: MigSpec(entry.enabled, entry.devices) for index, (_, entry, _) in last.items()}

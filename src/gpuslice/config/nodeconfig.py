@@ -18,7 +18,7 @@ NAMED_DEFAULT: Final = "default"
 
 
 class Fallback(StrEnum):
-    """What counts on a node without the label, if no default is set: tried in the order that is given."""
+    """What is used on a node without the label, if no default is set: tried in the order that is given."""
 
     NAMED = "named"
     SINGLE = "single"
@@ -32,7 +32,7 @@ def choose(
     default: str = "",
     fallbacks: Sequence[Fallback] = (),
 ) -> str | None:
-    """The name of the file that counts; None if it is none at all.
+    """The name of the file to use; None for no file.
 
     `named` is the file called "default" if there is one, `single` the only one there is, `empty` no file.
     Raises InputError, in config-manager's words, for a label or default that names no file, and if nothing
@@ -56,7 +56,7 @@ def choose(
         if fallback is Fallback.EMPTY:
             return None
     raise InputError(
-        f"the node has no label {names.DEVICE_PLUGIN_CONFIG}, and nothing says which file counts without it",
+        f"the node has no label {names.DEVICE_PLUGIN_CONFIG}, and there is no default configuration",
         field=names.DEVICE_PLUGIN_CONFIG,
     )
 

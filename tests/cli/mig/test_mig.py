@@ -86,7 +86,7 @@ def custom(devices: str, which: str = "all") -> str:
         (custom("1g.24gb: 1"), "1g.24gb does not exist on A100-40; it has 1g.5gb"),
         (custom("1g.5gb: 1, 1g.10gb+gfx: 1"), "1g.10gb+gfx does not exist on A100-40"),
         (custom("1g.5gb: 7", "[7]"), "GPU 7 does not exist: the node has 2, numbered 0, 1"),
-        ("device-filter: '0x233010DE', " + custom("1g.5gb: 7"), "no GPU of this node is meant by it"),
+        ("device-filter: '0x233010DE', " + custom("1g.5gb: 7"), "it matches no GPU of this node"),
     ],
 )
 @pytest.mark.parametrize("command", ["apply", "plan", "assert", "assert --valid-config", "apply --mode-only"])

@@ -112,7 +112,7 @@ async def managed(config: str) -> AsyncIterator[World]:
 async def test_nothing_goes_before_kubelet_has_said_that_it_gives_it_out_no_more() -> None:
     """A scheduler that reads the old number would place a pod on what is not there when it arrives."""
     async with managed("all-2g.10gb") as world:
-        await world.told(MigState.PENDING, "kubelet has still to say")
+        await world.told(MigState.PENDING, "kubelet has not yet confirmed")
         assert set(world.devices.values()) == {"1g.5gb"}
         assert {gpu.availability for gpu in world.backend.gpus()} == {closed("its GPU is repartitioned")}
         await world.kubelet_says(**{SMALL: 0})
@@ -125,7 +125,7 @@ async def test_nothing_goes_before_kubelet_has_said_that_it_gives_it_out_no_more
 
 async def test_a_pod_that_arrives_while_kubelet_is_waited_for_is_let_in() -> None:
     async with managed("all-2g.10gb") as world:
-        await world.told(MigState.PENDING, "kubelet has still to say")
+        await world.told(MigState.PENDING, "kubelet has not yet confirmed")
         world.users = {next(iter(world.devices)): "default/late"}
         await world.kubelet_says(**{SMALL: 0})
         await world.told(MigState.PENDING, "these have to end first: GPU 0: default/late")

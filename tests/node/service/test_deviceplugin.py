@@ -236,7 +236,7 @@ async def test_ids_in_use_are_refused_even_if_kubelet_offers_them(bench: Bench) 
     bench.lister.held = {"a": ids}
     bench.service.set_pod(bench.api.add("b", "u2", 9))
     assert not set(await bench.admit(9)) & set(ids)
-    with pytest.raises(RpcError, match="of which pod default/a holds some"):
+    with pytest.raises(RpcError, match="but pod default/a holds some of them already"):
         await bench.service.allocate(SHARES, ids)
 
 

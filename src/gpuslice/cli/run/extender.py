@@ -115,8 +115,8 @@ def extender(
         host, port = parse_listen(listen)
         if not (open_to_all or token_file or client_ca or is_loopback(host)):
             raise InputError(
-                f"whoever reaches {listen} could bind pods: let in only some with --client-ca or "
-                "--token-file, listen on 127.0.0.1, or say --open",
+                f"anyone who reaches {listen} could bind pods: restrict access with --client-ca or "
+                "--token-file, listen on 127.0.0.1, or allow it with --open",
                 field="--listen",
             )
         settings = ExtenderSettings(

@@ -127,8 +127,8 @@ def beside(question: Question, kept: Sequence[str]) -> tuple[str, ...] | Verdict
     if len(spare) < missing:
         return Verdict(
             Code.INSUFFICIENT,
-            f"the container needs {question.say(missing)} beside what its pod's init container leaves to it, "
-            f"but only {question.say(len(spare))} are free there",
+            f"the container needs {question.say(missing)} more on the GPU of its pod's init container, but "
+            f"only {question.say(len(spare))} are free there",
         )
     return (*kept, *spare[:missing])
 

@@ -103,8 +103,8 @@ def claimant(
     if waiting and not suited:
         return Verdict(
             GrantCode.SCATTERED,
-            f"the container is to have its memory on {waiting[0].container.across} GPUs, but kubelet "
-            "gives out all that is left, which is on one",
+            f"the container asks for memory of {waiting[0].container.across} GPUs, but all that kubelet has "
+            "left to give is on one",
         )
     planned = [one for one in suited if set(one.planned) == set(gpus)]
     best = next(iter(planned or suited), None)
@@ -120,6 +120,6 @@ def scattered(node: NodeGpus, gpus: Mapping[str, int], size: int) -> Verdict:
     )
     return Verdict(
         GrantCode.SCATTERED,
-        f"the container asks for {node.unit.say(size)} of one GPU's memory, but what is left lies "
-        f"apart: {parts}",
+        f"the container asks for {node.unit.say(size)} on one GPU, but the free memory is spread over "
+        f"several: {parts}",
     )

@@ -80,8 +80,8 @@ def identify(
             )
         return Verdict(
             GrantCode.NOT_ASKED_FOR,
-            f"pod {key} as the API server has it does not ask for the {len(wanted)} ids that its "
-            "container was given; delete the pod and make it anew",
+            f"a container of pod {key} was given {len(wanted)} ids, but the pod as the API server has it "
+            "does not ask for them; delete the pod and create it again",
         )
     return _in_order(table, Identity(pod, holding.owner.container, holding), listing, pods)
 

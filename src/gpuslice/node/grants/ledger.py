@@ -189,8 +189,8 @@ class Ledger:
             if owner is None:
                 return Verdict(
                     GrantCode.IDS_TAKEN,
-                    f"kubelet gives out {len(wanted)} ids of which {self._whose(shared[0], pods)} holds "
-                    "some; they are not given to two, the pod has to be made anew",
+                    f"kubelet gives this container {len(wanted)} ids, but {self._whose(shared[0], pods)} "
+                    "holds some of them already; delete the pod and create it again",
                 )
             if not kind.whole and len(gpus) > 1:
                 return scattered(self.gpus, gpus, len(wanted))

@@ -117,7 +117,7 @@ class Injector:
             os.replace(new, self._spec)  # noqa: PTH105 (Path.replace returns a path nobody needs)
         except OSError as error:
             raise InputError(
-                f"cannot write {self._spec}, by which runtimes know devices: {error.strerror}; run as root, "
+                f"cannot write the CDI specification {self._spec}: {error.strerror}; run as root, "
                 f"with the host's {FOLDER} mounted, or use envvar",
                 field="--device-list-strategy",
             ) from error
@@ -150,7 +150,7 @@ class Injector:
             return read_mig_minors(path.read_text())
         except OSError as error:
             raise InputError(
-                f"{path} cannot be read ({error.strerror}), which says the device files of MIG devices; "
+                f"{path}, which lists the device files of MIG devices, cannot be read ({error.strerror}); "
                 "load the driver's module nvidia, or use the device list strategy envvar without device specs"
             ) from error
 
@@ -171,8 +171,8 @@ def _mig_nodes(gpu: FoundGpu, mig: MigDevice, minors: MigMinors) -> tuple[str, .
 def _minor(gpu: FoundGpu) -> int:
     if gpu.minor is None:
         raise InputError(
-            f"the driver does not say the minor number of GPU {gpu.index} ({gpu.uuid}), which is in the name "
-            "of its device file; use the device list strategy envvar without device specs"
+            f"the driver gives no minor number for GPU {gpu.index} ({gpu.uuid}), so its device file is not "
+            "known; use the device list strategy envvar without device specs"
         )
     return gpu.minor
 

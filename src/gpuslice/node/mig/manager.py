@@ -152,7 +152,9 @@ class MigManager:
             self._close(())
             return Status(MigState.SUCCESS)
         if not await self._closed(frozenset().union(*map(_going, waiting))):
-            return Status(MigState.PENDING, "kubelet has still to say that what will go is given to nobody")
+            return Status(
+                MigState.PENDING, "kubelet has not yet confirmed that the devices to be removed are closed"
+            )
         if problem := self._unknown():
             return Status(MigState.PENDING, problem)
         users = self._users()

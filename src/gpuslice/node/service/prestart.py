@@ -136,8 +136,8 @@ class PreStart:
                 uid, key = next(iter(others.items()))
                 raise RpcError(
                     RpcCode.FAILED_PRECONDITION,
-                    f"pod {key} had the same GPU, was deleted by force and may run still: its folder "
-                    f"{self._pod_folders.root / uid} is there; this container starts when it is gone",
+                    f"pod {key}, which was deleted by force, may still run on the same GPU: its folder "
+                    f"{self._pod_folders.root / uid} exists; this container starts when the folder is gone",
                 )
             self._pods.ended.set()
 
