@@ -105,7 +105,7 @@ async def test_a_start_that_waited_in_vain_says_for_whom(tmp_path: Path) -> None
     force(bench, old)
     bench.service.set_pod(bench.api.add("new", "uid-new", 14))
     before = bench.clock.monotonic()
-    with pytest.raises(RpcError, match=r"pod default/old.* deleted by force .*/uid-old exists"):
+    with pytest.raises(RpcError, match=r"pod default/old, which was deleted by force, .*/uid-old exists"):
         await start(bench, "new", ids)
     assert bench.clock.monotonic() - before < 30
     (bench.pods / old.uid).rmdir()
