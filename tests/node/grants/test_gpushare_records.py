@@ -9,8 +9,10 @@ from gpuslice import names
 from gpuslice.devices.inventory import Gpu, NodeGpus
 from gpuslice.kube.wire import Pod
 from gpuslice.node.grants.held import Held
+from gpuslice.node.grants.identity import Identity
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.nodepod import read_pod
+from gpuslice.node.kubelet.messages import ContainerDevices, ContainerResources, PodResources
 from gpuslice.requests.kinds import SHARES
 
 GPUS = NodeGpus(tuple(Gpu(i, f"GPU-{i}", "T4", 10 * 1024) for i in range(3)))
@@ -22,6 +24,7 @@ def bound(record: str, **annotations: str) -> Pod:
         {
             "metadata": {
                 "name": "a",
+                "namespace": "default",
                 "uid": "a",
                 "annotations": {names.GPUSHARE_ALLOCATION: record, **annotations},
             },
@@ -36,17 +39,17 @@ def bound(record: str, **annotations: str) -> Pod:
 
 
 def test_a_share_on_two_gpus_is_let_in_and_gets_them() -> None:
-    """The agent took it for a share of one GPU, and turned away the pod that kubelet gave two."""
+    """The agent took it for a share of one GPU, and did not let it start."""
     pods = {"a": read_pod(bound('{"1":{"0":3,"2":3}}'), GPUS)}
     ledger = Ledger(GPUS)
     offered = [one for gpu in GPUS.gpus for one in ledger.ids.of(SHARES, gpu)]
     ids = ledger.prefer(SHARES, offered, (), 6, pods)
     assert isinstance(ids, tuple), ids
-    held = ledger.allocate(SHARES, ids, pods, 0.0)
-    assert isinstance(held, Held), held
-    assert held.gpus == {"GPU-0": 3, "GPU-2": 3}
-    assert held.owner is not None
-    assert held.owner.uid == "a"
+    assert isinstance(ledger.allocate(SHARES, ids, pods, 0.0), Held)
+    listed = ContainerResources("main", (ContainerDevices(SHARES.resource, ids),))
+    found = ledger.identify(SHARES, ids, [PodResources("default", "a", (listed,))], pods, 1.0, fresh=True)
+    assert isinstance(found, Identity), found
+    assert found.held.gpus == {"GPU-0": 3, "GPU-2": 3}
 
 
 @pytest.mark.parametrize(
