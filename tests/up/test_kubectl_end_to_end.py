@@ -32,14 +32,14 @@ async def assert_that_all_agree(cluster: LocalCluster, kubectl: Kubectl) -> dict
         assert annotations[names.MEM_ASSIGNED] == "true"
         seen[name] = env[names.VISIBLE_DEVICES]
     counted = {
-        share.name: gpu.uuid
+        share.name: gpu.gpu.uuid
         for view in cluster.cluster.snapshots()
         for gpu in view.gpus
         for share in gpu.pods
     }
     assert counted == seen
     for view in cluster.cluster.snapshots():
-        assert all(gpu.used_mib <= gpu.total_mib for gpu in view.gpus)
+        assert all(one.used_mib <= one.gpu.memory_mib for one in view.gpus)
     return seen
 
 

@@ -84,7 +84,7 @@ class PoolObserver:
         name, record = node.name, read_record(node)
         view = self._cluster.snapshot(name)
         gpus = () if view is None else view.gpus
-        available = sum(gpu.availability.ok for gpu in gpus)
+        available = sum(one.gpu.availability.ok for one in gpus)
         strategy = node.labels.get(names.MIG_STRATEGY) or node.labels.get(names.NVIDIA_MIG_STRATEGY, "")
         wanted, wanted_strategy = "", desired.spec.mig_strategy.value
         if desired.spec.gpu_instance_profile is not None:
@@ -96,7 +96,7 @@ class PoolObserver:
         in_step = view is not None and available <= view.allocatable_devices <= len(gpus)
         is_cut = names.NODE_GPUS not in node.annotations or _is_cut(gpus, wanted)
         reason = node.annotations.get(names.MIG_CONFIG_REASON, "")
-        closed = bool(reason) and any(gpu.availability.closed for gpu in gpus)
+        closed = bool(reason) and any(one.gpu.availability.closed for one in gpus)
         renamed = node.labels.get(names.NVIDIA_MIG_STRATEGY, wanted_strategy) == wanted_strategy
         pods = len(self._busy.get(name, ()))
         since = self._empty_since.get(name, now)
@@ -109,7 +109,7 @@ class PoolObserver:
             state=state,
             reason=reason,
             strategy=strategy,
-            partitioned=any(gpu.parent for gpu in gpus),
+            partitioned=any(one.gpu.parent for one in gpus),
             answered=state == MigState.FAILED
             or (in_step and renamed and (closed if state == MigState.PENDING else is_cut)),
             holders=len(self._cluster.pods_on(name)),
@@ -167,8 +167,10 @@ def _is_cut(gpus: Iterable[GpuView], wanted: str) -> bool:
     if not wanted:
         return True
     profile = wanted.removeprefix("all-")
-    parts = [gpu for gpu in gpus if gpu.parent]
-    return not parts if wanted == DISABLED else bool(parts) and all(g.model.endswith(profile) for g in parts)
+    parts = [one for one in gpus if one.gpu.parent]
+    return (
+        not parts if wanted == DISABLED else bool(parts) and all(g.gpu.model.endswith(profile) for g in parts)
+    )
 
 
 def _is_ready(node: Node) -> bool:

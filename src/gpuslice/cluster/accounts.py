@@ -29,7 +29,7 @@ from gpuslice.cluster.podstatus import has_ended
 from gpuslice.cluster.records import GpuView, NodeView, PodRecord, PodShare
 from gpuslice.cluster.swaps import is_assigned, swap_places
 from gpuslice.cluster.text import RECORD_LIMIT
-from gpuslice.devices.inventory import Mode, NodeGpus
+from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 from gpuslice.placement.fleet import CODES, Fleet
@@ -296,22 +296,7 @@ class GpuAccounts:
                         record.uid, record.namespace, record.name, charge.mib, charge.whole, record.assumed
                     )
                 )
-        views = tuple(
-            GpuView(
-                gpu.index,
-                gpu.uuid,
-                gpu.model,
-                gpu.memory_mib,
-                sum(share.mib for share in shares[gpu.uuid]),
-                gpu.availability,
-                _mode(shares[gpu.uuid]),
-                tuple(shares[gpu.uuid]),
-                gpu.resource,
-                gpu.parent,
-                gpu.shareable,
-            )
-            for gpu in info.gpus.gpus
-        )
+        views = tuple(GpuView(gpu, tuple(shares[gpu.uuid])) for gpu in info.gpus.gpus)
         return NodeView(
             node,
             info.address,
@@ -438,9 +423,3 @@ def _proven(known: PodRecord) -> tuple[tuple[str, str], ...]:
     if known.assumed and known.allocation is not None:
         return ((names.ALLOCATION, encode_record(known.allocation)),)
     return known.proven
-
-
-def _mode(shares: Sequence[PodShare]) -> Mode:
-    if not shares:
-        return Mode.FREE
-    return Mode.WHOLE if any(share.whole for share in shares) else Mode.SHARED

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuslice import names
-from gpuslice.devices.availability import Availability
-from gpuslice.devices.inventory import Mode
+from gpuslice.devices.inventory import Gpu, Mode
 from gpuslice.placement.preempt import Holder
 from gpuslice.requests.allocation import Allocation, Charge
 from gpuslice.requests.pod import PodRequest
@@ -62,22 +60,22 @@ class PodShare:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU for the eyes of `inspect` and `explain`. `used_mib` counts all that holds it.
+    """One GPU for the eyes of `inspect` and `explain`, and what pods hold of it."""
 
-    `resource`, `parent` and `shareable` are those of `devices.inventory.Gpu`: a MIG device has a parent.
-    """
-
-    index: int
-    uuid: str
-    model: str
-    total_mib: int
-    used_mib: int
-    availability: Availability
-    mode: Mode
+    gpu: Gpu
     pods: tuple[PodShare, ...] = ()
-    resource: str = names.WHOLE_GPU
-    parent: str = ""
-    shareable: bool = True
+
+    @property
+    def used_mib(self) -> int:
+        """All that pods hold of it."""
+        return sum(share.mib for share in self.pods)
+
+    @property
+    def mode(self) -> Mode:
+        """How it is used right now."""
+        if not self.pods:
+            return Mode.FREE
+        return Mode.WHOLE if any(share.whole for share in self.pods) else Mode.SHARED
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,17 +159,17 @@ class Facts:
     def lacks(self, node: Node) -> str:
         """A resource that kubelet should offer by what the agent has published, and does not; "" if none."""
         view = self.views.get(node.name)
-        available = [gpu for gpu in view.gpus if gpu.availability.ok] if view else []
+        available = [one for one in view.gpus if one.gpu.availability.ok] if view else []
         if view is None or not available:
             return ""
-        if not view.allocatable_units and any(gpu.shareable for gpu in available):
+        if not view.allocatable_units and any(one.gpu.shareable for one in available):
             return names.GPU_MEM
-        return "" if view.allocatable_devices else available[0].resource
+        return "" if view.allocatable_devices else available[0].gpu.resource
 
     def serves(self, node: Node) -> bool:
         """True if kubelet offers what the agent has published."""
         view = self.views.get(node.name)
-        return view is not None and any(gpu.availability.ok for gpu in view.gpus) and not self.lacks(node)
+        return view is not None and any(one.gpu.availability.ok for one in view.gpus) and not self.lacks(node)
 
     @cached_property
     def _alive(self) -> Mapping[str, list[Pod]]:

@@ -152,21 +152,22 @@ def _placed(pod: Pod, record: PodRecord, cluster: Cluster) -> Explanation:
 
 def _say_grant(grant: Grant, node: str, cluster: Cluster) -> str:
     view = cluster.snapshot(node)
-    gpu = next((gpu for gpu in view.gpus if gpu.uuid == grant.gpu), None) if view else None
-    if gpu is None or view is None:
+    held = next((one for one in view.gpus if one.gpu.uuid == grant.gpu), None) if view else None
+    if held is None or view is None:
         return f"container {grant.container}: GPU {grant.gpu}, which the node no longer has"
+    gpu = held.gpu
     if (device := device_of(gpu.uuid)) != gpu.uuid:
-        replicas = [one for one in view.gpus if device_of(one.uuid) == device]
+        replicas = [one for one in view.gpus if device_of(one.gpu.uuid) == device]
         return (
             f"container {grant.container}: a replica of {gpu.model} ({device}); "
             f"{sum(bool(one.pods) for one in replicas)} of its {len(replicas)} are given out"
         )
     amount = "all" if grant.whole else _size(grant.mib, view.unit)
-    others = len({share.uid for share in gpu.pods}) - 1
+    others = len({share.uid for share in held.pods}) - 1
     beside = f", shared with {others} other pod{'s' if others > 1 else ''}" if others > 0 else ""
     return (
         f"container {grant.container}: {amount} of GPU{gpu.index} {gpu.model} ({gpu.uuid}); "
-        f"{_size(gpu.used_mib, view.unit)} of {_size(gpu.total_mib, view.unit)} are taken{beside}"
+        f"{_size(held.used_mib, view.unit)} of {_size(gpu.memory_mib, view.unit)} are taken{beside}"
     )
 
 

@@ -35,10 +35,10 @@ async def summed_up(cluster: Cluster, metrics: Metrics) -> bytes:
     gpus = unhealthy = closed = total = used = unknown = 0
     async for view in views(cluster):
         gpus += len(view.gpus)
-        unhealthy += sum(gpu.availability.sick for gpu in view.gpus)
-        closed += sum(gpu.availability.closed for gpu in view.gpus)
-        total += sum(gpu.total_mib for gpu in view.gpus)
-        used += sum(gpu.used_mib for gpu in view.gpus)
+        unhealthy += sum(one.gpu.availability.sick for one in view.gpus)
+        closed += sum(one.gpu.availability.closed for one in view.gpus)
+        total += sum(one.gpu.memory_mib for one in view.gpus)
+        used += sum(one.used_mib for one in view.gpus)
         unknown += len(view.pending)
     metrics.gpus.set(gpus)
     metrics.unhealthy_gpus.set(unhealthy)

@@ -130,7 +130,7 @@ async def check_all(story: Story) -> None:
     print_inspect(views, details_of=story.pods[ARTICLE].spec.node_name)
     say("\n# The same from three sides: the containers' environment, the annotations, the sums")
     counted = {
-        (share.namespace, share.name, gpu.uuid): share.mib
+        (share.namespace, share.name, gpu.gpu.uuid): share.mib
         for view in views
         for gpu in view.gpus
         for share in gpu.pods
@@ -163,7 +163,7 @@ async def check_all(story: Story) -> None:
         not counted, "every pod sees the GPU that its annotation names, with the memory that inspect counts"
     )
     require(written == UNITS * 1024, f"5 + 3 x 2 + (4 + 1) + 3 x 3 = {UNITS} GiB are in use")
-    over = [gpu.uuid for view in views for gpu in view.gpus if gpu.used_mib > gpu.total_mib]
+    over = [one.gpu.uuid for view in views for one in view.gpus if one.used_mib > one.gpu.memory_mib]
     require(not over, "no GPU is promised more than it has")
     require(story.pods[STUCK].status.phase == "Pending", f"{STUCK} still waits")
 
@@ -201,7 +201,9 @@ def tell_places(story: Story, prefix: str) -> None:
 def print_nodes(views: list[NodeView]) -> None:
     """The GPUs of every node."""
     for view in views:
-        gpus = ", ".join(f"{gpu.model} {view.unit.units_in(gpu.total_mib)} {view.unit}" for gpu in view.gpus)
+        gpus = ", ".join(
+            f"{one.gpu.model} {view.unit.units_in(one.gpu.memory_mib)} {view.unit}" for one in view.gpus
+        )
         say(f"  {view.name}: {gpus}")
 
 

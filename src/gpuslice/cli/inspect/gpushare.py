@@ -76,7 +76,7 @@ def details(views: Sequence[NodeView]) -> str:
         if not row.total:
             continue
         text += f"\nNAME:\t{row.view.name}\nIPADDRESS:\t{row.view.address}\n\n"
-        text += "NAME\tNAMESPACE\t" + "".join(f"GPU{gpu.index}(Allocated)\t" for gpu in row.gpus)
+        text += "NAME\tNAMESPACE\t" + "".join(f"GPU{one.gpu.index}(Allocated)\t" for one in row.gpus)
         text += ("Pending(Allocated)\t" if row.view.pending else "") + "\n"
         pods = _pod_lines(row, unit)
         ruler = ruler or len(pods) + 10
@@ -89,9 +89,9 @@ def details(views: Sequence[NodeView]) -> str:
 
 def _row(view: NodeView, unit: MemoryUnit) -> _Row:
     # A GPU's total is in whole units of its own node first: what is left over cannot be given away.
-    gpus = tuple(gpu for gpu in view.gpus if not gpu.parent)
-    totals = (view.unit.to_mib(view.unit.units_in(gpu.total_mib)) for gpu in gpus)
-    used = (view.unit.to_mib(view.unit.units_in(gpu.used_mib)) for gpu in gpus)
+    gpus = tuple(one for one in view.gpus if not one.gpu.parent)
+    totals = (view.unit.to_mib(view.unit.units_in(one.gpu.memory_mib)) for one in gpus)
+    used = (view.unit.to_mib(view.unit.units_in(one.used_mib)) for one in gpus)
     return _Row(
         view,
         gpus,

@@ -20,12 +20,12 @@ def table(views: Sequence[NodeView], *, details: bool) -> str:
 
 def _counts(view: NodeView) -> list[str]:
     kinds: dict[tuple[str, str], list[GpuView]] = {}
-    for gpu in view.gpus:
-        if gpu.parent:
-            kinds.setdefault((gpu.resource, gpu.model), []).append(gpu)
+    for one in view.gpus:
+        if one.gpu.parent:
+            kinds.setdefault((one.gpu.resource, one.gpu.model), []).append(one)
     lines = []
     for (resource, model), gpus in sorted(kinds.items()):
-        states = Counter(gpu.availability.state for gpu in gpus if not gpu.availability.ok)
+        states = Counter(one.gpu.availability.state for one in gpus if not one.gpu.availability.ok)
         note = "".join(f", {count} {state}" for state, count in sorted(states.items()))
         lines.append(f"{view.name}\t{resource}\t{model}\t{sum(bool(g.pods) for g in gpus)}/{len(gpus)}{note}")
     return lines
@@ -33,14 +33,14 @@ def _counts(view: NodeView) -> list[str]:
 
 def _devices(view: NodeView) -> list[str]:
     return [
-        f"{view.name}\t{gpu.resource}\t{gpu.uuid} ({gpu.model})\t{_held_by(gpu)}"
-        for gpu in view.gpus
-        if gpu.parent
+        f"{view.name}\t{one.gpu.resource}\t{one.gpu.uuid} ({one.gpu.model})\t{_held_by(one)}"
+        for one in view.gpus
+        if one.gpu.parent
     ]
 
 
-def _held_by(gpu: GpuView) -> str:
-    holders = ", ".join(f"{share.namespace}/{share.name}" for share in gpu.pods)
-    if gpu.availability.ok:
+def _held_by(one: GpuView) -> str:
+    holders = ", ".join(f"{share.namespace}/{share.name}" for share in one.pods)
+    if one.gpu.availability.ok:
         return holders or "-"
-    return f"{holders} ({gpu.availability})" if holders else str(gpu.availability)
+    return f"{holders} ({one.gpu.availability})" if holders else str(one.gpu.availability)

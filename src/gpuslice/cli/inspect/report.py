@@ -64,24 +64,24 @@ def report(views: Sequence[NodeView]) -> InspectReport:
 def _node(view: NodeView) -> NodeReport:
     gpus = [
         GpuReport(
-            gpu.index,
-            gpu.uuid,
-            gpu.model,
-            str(gpu.mode),
-            gpu.availability.state,
-            not gpu.availability.sick,
-            gpu.availability.reason,
-            gpu.used_mib,
-            gpu.total_mib,
-            [_pod(share) for share in gpu.pods],
-            gpu.resource,
-            gpu.parent,
+            one.gpu.index,
+            one.gpu.uuid,
+            one.gpu.model,
+            str(one.mode),
+            one.gpu.availability.state,
+            not one.gpu.availability.sick,
+            one.gpu.availability.reason,
+            one.used_mib,
+            one.gpu.memory_mib,
+            [_pod(share) for share in one.pods],
+            one.gpu.resource,
+            one.gpu.parent,
         )
-        for gpu in view.gpus
+        for one in view.gpus
     ]
     pending = [_pod(share) for share in view.pending]
-    used = sum(gpu.used_mib for gpu in gpus) + sum(pod.mib for pod in pending)
-    total = sum(gpu.total_mib for gpu in gpus)
+    used = sum(one.used_mib for one in gpus) + sum(pod.mib for pod in pending)
+    total = sum(one.total_mib for one in gpus)
     return NodeReport(view.name, view.address, str(view.unit), used, total, gpus, pending, view.problem)
 
 

@@ -52,8 +52,8 @@ def _used(view: NodeView) -> int:
     return sum(gpu.used_mib for gpu in view.gpus)
 
 
-def _bar(gpu: GpuView) -> str:
-    filled = min(BAR, -(-gpu.used_mib * BAR // gpu.total_mib)) if gpu.total_mib else 0
+def _bar(one: GpuView) -> str:
+    filled = min(BAR, -(-one.used_mib * BAR // one.gpu.memory_mib)) if one.gpu.memory_mib else 0
     text = "#" * filled + "." * (BAR - filled)
-    colour = "yellow" if gpu.availability.closed else "red"
-    return f"[green]{text}[/]" if gpu.availability.ok else f"[{colour}]{text}[/]"
+    colour = "yellow" if one.gpu.availability.closed else "red"
+    return f"[green]{text}[/]" if one.gpu.availability.ok else f"[{colour}]{text}[/]"

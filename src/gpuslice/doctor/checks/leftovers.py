@@ -114,7 +114,7 @@ def _marks(facts: Facts) -> Iterator[Finding]:
             )
             continue
         text = (one.data or {}).get(names.UNHEALTHY_KEY, "")
-        unknown = sorted(read_unhealthy(text) - {gpu.index for gpu in view.gpus})
+        unknown = sorted(read_unhealthy(text) - {held.gpu.index for held in view.gpus})
         if unknown and view.gpus:
             yield Finding(
                 Area.LEFTOVERS,

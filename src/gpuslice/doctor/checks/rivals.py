@@ -119,7 +119,7 @@ def _counts(node: Node, facts: Facts) -> Iterator[Finding]:
         offered = parse_count((node.status.capacity or {}).get(names.WHOLE_GPU, 0), field=names.WHOLE_GPU)
     except InputError:
         return
-    published = sum(gpu.resource == names.WHOLE_GPU for gpu in facts.views[node.name].gpus)
+    published = sum(one.gpu.resource == names.WHOLE_GPU for one in facts.views[node.name].gpus)
     if offered and offered != published:
         yield Finding(
             Area.RIVALS,

@@ -264,20 +264,20 @@ def _inspect(view: NodeView) -> dict[str, object]:
     units = view.unit.units_in
     devs = [
         {
-            "id": gpu.index,
-            "totalGPU": units(gpu.total_mib),
-            "usedGPU": units(gpu.used_mib),
+            "id": one.gpu.index,
+            "totalGPU": units(one.gpu.memory_mib),
+            "usedGPU": units(one.used_mib),
             "pods": [
                 {"name": share.name, "namespace": share.namespace, "usedGPU": units(share.mib)}
-                for share in gpu.pods
+                for share in one.pods
                 if not share.assumed
             ],
         }
-        for gpu in view.gpus
+        for one in view.gpus
     ]
     return {
         "name": view.name,
-        "totalGPU": sum(units(gpu.total_mib) for gpu in view.gpus) + view.rest_units,
-        "usedGPU": sum(units(gpu.used_mib) for gpu in view.gpus),
+        "totalGPU": sum(units(one.gpu.memory_mib) for one in view.gpus) + view.rest_units,
+        "usedGPU": sum(units(one.used_mib) for one in view.gpus),
         "devs": devs,
     }
