@@ -173,7 +173,11 @@ def recorded_spread(
     spread: dict[str, int] = {}
     for position, shares in (_decode_record(annotations, names.GPUSHARE_ALLOCATION) or {}).items():
         number = read_digits(position, len(container_names) - 1)
-        if number is None or (gpus is not None and not all(_at(gpus, index) for index in shares)):
+        known = all(
+            read_digits(index, MAX_INDEX) is not None if gpus is None else _at(gpus, index)
+            for index in shares
+        )
+        if number is None or not known:
             return {}
         if len(set(shares.values())) == 1:
             spread[container_names[number]] = len(shares)
