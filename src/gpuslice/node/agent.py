@@ -129,8 +129,11 @@ class Agent:
         try:
             self._injector.publish()
             await self._serve(gpus, kubelet)
-        except* InputError as problems:
-            raise _first(problems) from None
+        except BaseExceptionGroup as problems:
+            # Not `except*`: what that raises comes in a group of its own on Python 3.11.2, which Debian 12 has.
+            if bad_input := problems.subgroup(InputError):
+                raise _first(bad_input) from None
+            raise
         finally:
             self._injector.withdraw()
             await kubelet.aclose()
