@@ -130,7 +130,7 @@ class Agent:
             self._injector.publish()
             await self._serve(gpus, kubelet)
         except BaseExceptionGroup as problems:
-            # Not `except*`: what that raises comes in a group of its own on Python 3.11.2, which Debian 12 has.
+            # Not `except*`: what that raises Python 3.11.2, Debian 12's, puts into a group of its own.
             if bad_input := problems.subgroup(InputError):
                 raise _first(bad_input) from None
             raise
