@@ -30,10 +30,10 @@ class Line:
 
     def __init__(self, inner: object) -> None:
         self._inner = inner
-        self.partitioned = False
+        self.cut = False
 
     async def request(self, method: str, path: str, **more: object) -> Response:
-        if self.partitioned:
+        if self.cut:
             raise Unavailable("cut")
         answer: Response = await self._inner.request(method, path, **more)  # type: ignore[attr-defined]
         return answer
