@@ -230,8 +230,11 @@ class NodeWorld:
                 self.api[uid]["metadata"]["annotations"] = {
                     k: v for k, v in annotations.items() if v is not None
                 }
-                if uid in self.runs and names.ALLOCATION in changes:
-                    self.runs[uid].damaged = False
+                if uid in self.runs and (record := changes.get(names.ALLOCATION)):
+                    across = self.runs[uid].across
+                    self.runs[uid].damaged = any(
+                        across not in (1, len(gpus)) for gpus in msgspec.json.decode(record).values()
+                    )
                 self._changed(uid)
 
     # --- the agent --------------------------------------------------------------------------------

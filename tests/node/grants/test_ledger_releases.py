@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from node_world import NodeWorld, Part, app
 
+from gpuslice.local.kubelet.devicemanager import Holding
+from gpuslice.names import GPU_MEM
 from gpuslice.node.grants.identity import Identity
 from gpuslice.node.grants.ledger import SETTLED_SECONDS, STRANGER_SECONDS
+from gpuslice.node.kubelet.messages import ContainerAllocation
 from gpuslice.placement.verdict import Verdict
 from gpuslice.requests.kinds import SHARES
 
@@ -192,3 +195,35 @@ def test_a_pod_is_not_taken_for_its_predecessor_that_still_ends(behind: bool) ->
     (answer,) = world.start(new)
     assert isinstance(answer, Identity), "what starts is what lives, also if nothing else is remembered"
     assert answer.held.ids == world.held(new)["c0"]
+
+
+def test_who_was_taken_for_a_pod_that_is_gone_waits_still() -> None:
+    """Of two equal pods the other one was admitted, and deleted by force: kubelet lists its ids by its name."""
+    world = NodeWorld(8, 8, 16, 10)
+    first, second = world.create(app(4), across=2), world.create(app(4), across=2)
+    assert first is not None
+    assert second is not None
+    world.set_health(0, healthy=False)  # so neither gets what it was planned for, and the agent looks again
+    assert world.admit(second)
+    world.remove(second)
+    assert world.admit(first)
+    assert isinstance(world.start(first)[0], Identity)
+    assert len(world.gpus_of(first)["c0"]) == 2
+
+
+def test_a_share_that_was_admitted_on_too_few_gpus_is_refused_at_every_try() -> None:
+    """The record says where its ids are, that others do not get them; it does not change what was asked for."""
+    world = NodeWorld(8, 8)
+    uid = world.create(app(4), across=2, placed=False)
+    assert uid is not None
+    ids = frozenset(list(world.ids.of(SHARES, world.gpus.gpus[0]))[:4])
+    world.manager.insert(Holding(uid, "c0", GPU_MEM, ids, ContainerAllocation()))
+    world.runs[uid].admitted = True
+    world.tell()
+    for _ in range(3):
+        (answer,) = world.start(uid)
+        assert isinstance(answer, Verdict)
+        assert "asks for 2 GiB on 2 GPU(s), but its ids lie on 1" in answer.message
+    charged = world.cluster.pod(uid)
+    assert charged is not None
+    assert {grant.gpu: grant.mib for grant in charged.charges} == {world.gpus.gpus[0].uuid: 4096}

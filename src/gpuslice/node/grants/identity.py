@@ -113,7 +113,7 @@ def learn(
                     asked = pod.request.container(container.name) if pod else None
                     fits = asked is not None and asked.count(kind) == len(ids)
                     owner = Owner(pod.uid, container.name) if pod and fits else None
-                    _learn_one(table, kind, ids, owner, pods, now)
+                    _learn_one(table, kind, ids, f"{entry.namespace}/{entry.name}", owner, pods, now)
     if all(holding.certain for holding in table.held()):
         return
     for entry, pod in named:
@@ -165,10 +165,12 @@ def _learn_one(
     table: GrantTable,
     kind: Kind,
     ids: frozenset[str],
+    key: str,
     owner: Owner | None,
     pods: Mapping[str, NodePod],
     now: float,
 ) -> None:
+    """A container of the pod `key` has these ids. `owner`: None if the pod or container is not known."""
     matches = [h for h in table.held() if h.kind == kind and h.ids == ids]
     mine = next((h for h in matches if owner is not None and h.owner == owner), None)
     # An app container can hold exactly its init container's ids: the later grant is its own.
@@ -180,6 +182,9 @@ def _learn_one(
     if owner is not None:
         table.hand_over(holding, owner, pods)
         table.give(holding.serial, owner, certain=True)
+    elif (taken_for := pods.get(holding.owner.uid) if holding.owner else None) and taken_for.key != key:
+        # That guess was wrong: it waits still. Whose they are is gone from the API server, or not told yet.
+        table.change(holding, None, certain=False)
 
 
 def _learn_inits(table: GrantTable, entry: PodResources, pod: NodePod) -> None:

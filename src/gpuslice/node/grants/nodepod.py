@@ -12,7 +12,7 @@ from gpuslice.devices.inventory import NodeGpus
 from gpuslice.errors import InputError
 from gpuslice.kube.wire import Pod
 from gpuslice.requests.allocation import Allocation
-from gpuslice.requests.pod import PodRequest, can_be_spread, read_given
+from gpuslice.requests.pod import PodRequest, read_given
 from gpuslice.units import read_digits
 
 
@@ -84,12 +84,11 @@ def _read(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> NodePod:
 
 
 def _spread(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> Mapping[str, int]:
-    """On how many GPUs each container is: by its record if that is believable, else as was known."""
-    containers = [container.name for container in pod.spec.containers]
-    recorded = recorded_spread(pod.annotations, containers, gpus)
-    if known is None:
-        return recorded
-    return {
-        c.name: recorded[c.name] if can_be_spread(c, recorded.get(c.name, 0)) else c.across
-        for c in known.request.containers
-    }
+    """On how many GPUs each container is: as was known first, since it is fixed at bind, else by its record.
+
+    A record changes: it also tells of a container that kubelet gave ids on too few GPUs, and that is not let
+    start.
+    """
+    if known is not None and known.request:
+        return {c.name: c.across for c in known.request.containers}
+    return recorded_spread(pod.annotations, [container.name for container in pod.spec.containers], gpus)
