@@ -102,7 +102,7 @@ GPU_PRESENT: Final = "nvidia.com/gpu.present"
 GPU_PRODUCT: Final = "nvidia.com/gpu.product"
 """Node label: the GPUs' model."""
 NVIDIA_MIG_MANAGER: Final = "nvidia.com/gpu.deploy.mig-manager"
-"""Node label, "true" by the GPU operator: NVIDIA's mig-manager cuts this node's GPUs, so we do not."""
+"""Node label, "true" by the GPU operator: NVIDIA's mig-manager partitions this node's GPUs, so we do not."""
 NVIDIA_MIG_STRATEGY: Final = "nvidia.com/mig.strategy"
 """Node label: how MIG devices are counted there (none, single, mixed), written by who labels the node."""
 

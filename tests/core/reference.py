@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 from gpuslice.devices.availability import OK
-from gpuslice.devices.inventory import Apart
+from gpuslice.devices.inventory import ReplicaRule
 from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
@@ -64,10 +64,11 @@ def allowed(
         return False
     for container in request.containers:
         mine = [by_uuid[grant.gpu] for grant in allocation.of(container.name) if grant.whole]
-        if len(mine) > 1 and any(one.gpu.apart is Apart.ALONE for one in mine):
+        if len(mine) > 1 and any(one.gpu.replica_rule is ReplicaRule.ALONE for one in mine):
             return False
         if any(
-            a.gpu.apart is Apart.DEVICE and a.gpu.device == b.gpu.device for a, b in combinations(mine, 2)
+            a.gpu.replica_rule is ReplicaRule.OTHER_DEVICES and a.gpu.device == b.gpu.device
+            for a, b in combinations(mine, 2)
         ):
             return False
     # kubelet re-uses an ordinary init container's ids, so all shares must then be on one GPU.

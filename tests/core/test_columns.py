@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuslice.devices.availability import closed, sick
-from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus, ReplicaRule
 from gpuslice.placement.columns import Column, FleetTable, Per
 from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.verdict import Code, Verdict
@@ -60,8 +60,8 @@ def test_a_new_column_tells_nodes_apart() -> None:
         replace(PLAIN, availability=sick("XID 79")),
         replace(PLAIN, resource="nvidia.com/mig-1g.5gb"),
         replace(PLAIN, shareable=False),
-        replace(PLAIN, apart=Apart.DEVICE),
-        replace(PLAIN, apart=Apart.ALONE),
+        replace(PLAIN, replica_rule=ReplicaRule.OTHER_DEVICES),
+        replace(PLAIN, replica_rule=ReplicaRule.ALONE),
         replace(PLAIN, lone=True),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from gpuslice.config.devices import DevicesFile
 from gpuslice.config.nvidia import NvidiaConfig
-from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus, ReplicaRule
 from gpuslice.devices.offered import offered
 from gpuslice.devices.sharing import MigStrategy
 from gpuslice.errors import InputError
@@ -99,20 +99,20 @@ def test_mig_devices_have_replicas_of_which_each_has_a_name_of_its_own() -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "apart"),
+    ("options", "rule"),
     [
-        ("", Apart.NO),
-        ("allowSameGPU: true, ", Apart.NO),
-        ("allowSameGPU: false, ", Apart.DEVICE),
-        ("failRequestsGreaterThanOne: true, ", Apart.ALONE),
-        ("failRequestsGreaterThanOne: true, allowSameGPU: true, ", Apart.ALONE),
+        ("", ReplicaRule.ANY),
+        ("allowSameGPU: true, ", ReplicaRule.ANY),
+        ("allowSameGPU: false, ", ReplicaRule.OTHER_DEVICES),
+        ("failRequestsGreaterThanOne: true, ", ReplicaRule.ALONE),
+        ("failRequestsGreaterThanOne: true, allowSameGPU: true, ", ReplicaRule.ALONE),
     ],
 )
-def test_what_a_container_may_hold_besides_is_the_files_word(options: str, apart: Apart) -> None:
+def test_what_a_container_may_hold_besides_is_the_files_word(options: str, rule: ReplicaRule) -> None:
     found = devices(
         "[{model: T4, count: 2}]", MigStrategy.NONE, f"{options}resources: [{{name: gpu, replicas: 2}}]"
     )
-    assert {gpu.apart for gpu in found} == {apart}
+    assert {gpu.replica_rule for gpu in found} == {rule}
 
 
 def test_a_sick_gpu_makes_all_its_replicas_sick() -> None:

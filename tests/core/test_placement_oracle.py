@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import allowed, possible
 
 from gpuslice.devices.availability import OK, closed, sick
-from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus, ReplicaRule
 from gpuslice.names import MIG_PREFIX, WHOLE_GPU
 from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.freegpu import FreeGpu
@@ -33,7 +33,11 @@ UNITS = st.sampled_from([MemoryUnit(1024), MemoryUnit(256), MemoryUnit(1)])
 @st.composite
 def rooms(draw: st.DrawFn) -> list[FreeGpu]:
     found = []
-    apart = draw(st.sampled_from([Apart.NO, Apart.DEVICE, Apart.DEVICE, Apart.ALONE]))
+    rule = draw(
+        st.sampled_from(
+            [ReplicaRule.ANY, ReplicaRule.OTHER_DEVICES, ReplicaRule.OTHER_DEVICES, ReplicaRule.ALONE]
+        )
+    )
     packed = draw(st.booleans())
     for index in range(draw(st.integers(1, 5))):
         total = draw(st.sampled_from([0, 4, 8, 15])) * 1024 + draw(st.sampled_from([0, 773]))
@@ -54,7 +58,7 @@ def rooms(draw: st.DrawFn) -> list[FreeGpu]:
                     parent,
                     # MIG devices need not be kept from sharing; a GPU that NVIDIA's replicas have can be.
                     draw(st.sampled_from([not parent, not parent, not parent, bool(parent)])),
-                    apart if replica_of else Apart.NO,
+                    rule if replica_of else ReplicaRule.ANY,
                     packed,
                 ),
                 total - used,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference import favourite
 
 from gpuslice import names
-from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus, ReplicaRule
 from gpuslice.devices.miglayout import MigLayout
 from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migtables import geometry_of
@@ -342,7 +342,7 @@ def test_replicas_that_cannot_be_had_are_refused_without_trying_each(monkeypatch
 
     monkeypatch.setattr(whole, "possible", counting)
     rooms = [
-        FreeGpu(Gpu(n, uuid, "m", 10, resource=names.SHARED_GPU, apart=Apart.DEVICE), 10)
+        FreeGpu(Gpu(n, uuid, "m", 10, resource=names.SHARED_GPU, replica_rule=ReplicaRule.OTHER_DEVICES), 10)
         for n, uuid in enumerate(f"GPU-{n % 8}::{n // 8}" for n in range(397))
     ]
     asking = [ContainerRequest(f"c{n}", Role.APP, REPLICAS, 8) for n in range(49)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus, ReplicaRule
 from gpuslice.names import SHARED_GPU, WHOLE_GPU
 from gpuslice.placement.fleet import CODES, Fleet
 from gpuslice.placement.freegpu import FreeGpu
@@ -21,7 +21,9 @@ OUT = {"GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-2::0", "GPU-2::1", "GPU-2::2"}
 """Two of GPU 0, one of GPU 1 and three of GPU 2 are given out."""
 
 
-def rooms(apart: Apart = Apart.DEVICE, *, out: set[str] = OUT, packed: bool = False) -> list[FreeGpu]:
+def devices(
+    rule: ReplicaRule = ReplicaRule.OTHER_DEVICES, *, out: set[str] = OUT, packed: bool = False
+) -> list[FreeGpu]:
     """Three GPUs of four replicas."""
     uuids = [f"GPU-{gpu}::{number}" for gpu in range(3) for number in range(4)]
     return [
@@ -33,7 +35,7 @@ def rooms(apart: Apart = Apart.DEVICE, *, out: set[str] = OUT, packed: bool = Fa
                 4096,
                 parent=uuid.partition("::")[0],
                 shareable=False,
-                apart=apart,
+                replica_rule=rule,
                 packed=packed,
             ),
             0 if uuid in out else 4096,
@@ -66,28 +68,28 @@ def chosen(node: list[FreeGpu], *sizes: int) -> list[str]:
     ],
 )
 def test_replicas_are_of_different_gpus_by_policy(packed: bool, size: int, expected: list[str]) -> None:
-    assert chosen(rooms(packed=packed), size) == expected
+    assert chosen(devices(packed=packed), size) == expected
 
 
 def test_two_replicas_of_one_gpu_only_if_that_is_allowed() -> None:
     """NVIDIA's device plugin, issues 404 and 491."""
-    verdict = place(asking(4), GIB, rooms(out=set()))
+    verdict = place(asking(4), GIB, devices(out=set()))
     assert isinstance(verdict, Verdict)
     assert verdict.code is Code.SAME_DEVICE
-    assert chosen(rooms(Apart.NO, out=set()), 4) == ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1"]
-    assert chosen(rooms(Apart.NO), 2) == ["GPU-1::1", "GPU-0::2"]
-    assert chosen(rooms(Apart.NO, packed=True), 3) == ["GPU-2::3", "GPU-0::2", "GPU-0::3"]
+    assert chosen(devices(ReplicaRule.ANY, out=set()), 4) == ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1"]
+    assert chosen(devices(ReplicaRule.ANY), 2) == ["GPU-1::1", "GPU-0::2"]
+    assert chosen(devices(ReplicaRule.ANY, packed=True), 3) == ["GPU-2::3", "GPU-0::2", "GPU-0::3"]
 
 
 def test_packed_replicas_of_one_container_are_of_one_gpu() -> None:
     """As NVIDIA's device plugin 0.20 picks them: what is picked counts as given out."""
-    assert chosen(rooms(Apart.NO, out=set(), packed=True), 3) == ["GPU-0::0", "GPU-0::1", "GPU-0::2"]
-    one_of_gpu_1 = rooms(Apart.NO, out={"GPU-1::0"}, packed=True)
+    assert chosen(devices(ReplicaRule.ANY, out=set(), packed=True), 3) == ["GPU-0::0", "GPU-0::1", "GPU-0::2"]
+    one_of_gpu_1 = devices(ReplicaRule.ANY, out={"GPU-1::0"}, packed=True)
     assert chosen(one_of_gpu_1, 2, 2) == ["GPU-1::1", "GPU-1::2", "GPU-1::3", "GPU-0::0"]
 
 
 def test_containers_of_one_pod_may_have_the_same_gpu() -> None:
-    assert chosen(rooms(out={f"GPU-{g}::{n}" for g in (0, 1) for n in range(4)}), 1, 1) == [
+    assert chosen(devices(out={f"GPU-{g}::{n}" for g in (0, 1) for n in range(4)}), 1, 1) == [
         "GPU-2::0",
         "GPU-2::1",
     ]
@@ -96,7 +98,7 @@ def test_containers_of_one_pod_may_have_the_same_gpu() -> None:
 def test_what_one_container_takes_leaves_the_next_enough_different_ones() -> None:
     """The only replica of GPU 1 is the best for the first, but then the second would have two of GPU 0."""
     there = ("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::3")
-    node = [room for room in rooms(out={"GPU-0::2"}) if room.gpu.uuid in there]
+    node = [room for room in devices(out={"GPU-0::2"}) if room.gpu.uuid in there]
     assert chosen(node, 1) == ["GPU-1::3"]
     first, *second = chosen(node, 1, 2)
     assert first.startswith("GPU-0")
@@ -104,18 +106,18 @@ def test_what_one_container_takes_leaves_the_next_enough_different_ones() -> Non
 
 
 def test_where_a_container_may_have_one_only_it_is_refused_more() -> None:
-    assert chosen(rooms(Apart.ALONE), 1) == ["GPU-1::1"]
-    assert isinstance(place(asking(2), GIB, rooms(Apart.ALONE)), Verdict)
+    assert chosen(devices(ReplicaRule.ALONE), 1) == ["GPU-1::1"]
+    assert isinstance(place(asking(2), GIB, devices(ReplicaRule.ALONE)), Verdict)
     unshared = [FreeGpu(Gpu(i, uuid, "m", 16276), 16276) for i, uuid in enumerate(("GPU-7", "GPU-8"))]
-    assert chosen([*unshared, *rooms(Apart.ALONE)], 2) == ["GPU-7", "GPU-8"], "these are no replicas"
+    assert chosen([*unshared, *devices(ReplicaRule.ALONE)], 2) == ["GPU-7", "GPU-8"], "these are no replicas"
 
 
 def test_what_a_container_has_already_counts() -> None:
     """A kubelet asks for more beside what the pod's init container leaves."""
-    free = [room for room in rooms(out=set()) if room.gpu.uuid != "GPU-0::3"]
-    (found,) = pick(asking(1).containers, free, rooms(out=set()), beside=["GPU-0::3"]) or ()
+    free = [room for room in devices(out=set()) if room.gpu.uuid != "GPU-0::3"]
+    (found,) = pick(asking(1).containers, free, devices(out=set()), beside=["GPU-0::3"]) or ()
     assert [room.gpu.uuid for room in found] == ["GPU-1::0"]
-    packed = rooms(Apart.NO, out=set(), packed=True)
+    packed = devices(ReplicaRule.ANY, out=set(), packed=True)
     free = [room for room in packed if room.gpu.uuid != "GPU-1::3"]
     (found,) = pick(asking(1).containers, free, packed, beside=["GPU-1::3"]) or ()
     assert [room.gpu.uuid for room in found] == ["GPU-1::0"], "beside what it has, as with NVIDIA's plugin"
@@ -128,7 +130,9 @@ def test_the_cluster_refuses_a_node_whose_free_replicas_are_of_too_few_gpus() ->
             Gpu(number, f"{node}-{number % gpus}::{number // gpus}", "T4", 3000, resource=SHARED_GPU)
             for number in range(4)
         ]
-        fleet.set_node(node, NodeGpus(tuple(replace(gpu, apart=Apart.DEVICE) for gpu in replicas)))
+        fleet.set_node(
+            node, NodeGpus(tuple(replace(gpu, replica_rule=ReplicaRule.OTHER_DEVICES) for gpu in replicas))
+        )
     codes = fleet.codes(asking(2, resource=SHARED_GPU))[fleet.rows(["one", "two"])]
     assert [CODES[number] for number in codes] == [Code.SAME_DEVICE, Code.FITS]
     codes = fleet.codes(asking(5, resource=SHARED_GPU))[fleet.rows(["one", "two"])]

@@ -36,7 +36,7 @@ FEATURES: Final = frozenset(
     }
 )
 """What NVIDIA's runtime adds to a container's GPUs: memory of other nodes, storage, network, switches, the
-right to cut. Whether containers get these is said to the device plugin. Not among them is
+right to partition. Whether containers get these is said to the device plugin. Not among them is
 NVIDIA_DRIVER_CAPABILITIES: which of the driver's libraries are there is the pod's own business."""
 PROTECTED: Final = FEATURES | {
     names.VISIBLE_DEVICES,

@@ -21,7 +21,7 @@ import msgspec
 from gpuslice import names
 from gpuslice.cluster.text import decode, decode_once
 from gpuslice.devices.availability import closed, of_health
-from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus, ReplicaRule
 from gpuslice.errors import InputError
 from gpuslice.requests.allocation import Allocation, Grant
 from gpuslice.requests.pod import ContainerRequest, PodRequest, can_be_spread
@@ -40,7 +40,7 @@ class _GpuRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     resource: str = names.WHOLE_GPU
     parent: str = ""
     shareable: bool = True
-    apart: Apart = Apart.NO
+    replica_rule: ReplicaRule = msgspec.field(default=ReplicaRule.ANY, name="apart")
     packed: bool = False
     closed: bool = False
 
@@ -65,7 +65,7 @@ def encode_gpus(gpus: NodeGpus) -> dict[str, str]:
             gpu.resource,
             gpu.parent,
             gpu.shareable,
-            gpu.apart,
+            gpu.replica_rule,
             gpu.packed,
             gpu.availability.closed,
         )
@@ -100,7 +100,7 @@ def decode_gpus(annotations: Mapping[str, str]) -> NodeGpus | None:
             r.resource,
             r.parent,
             r.shareable,
-            r.apart,
+            r.replica_rule,
             r.packed,
         )
         for r in records

@@ -36,12 +36,12 @@ class Mode(StrEnum):
     WHOLE = "whole"
 
 
-class Apart(StrEnum):
+class ReplicaRule(StrEnum):
     """What else a container may hold that holds one replica of a device."""
 
-    NO = ""
+    ANY = ""
     """Whatever there is."""
-    DEVICE = "device"
+    OTHER_DEVICES = "device"
     """No other replica of the same device."""
     ALONE = "alone"
     """Nothing else of the resource."""
@@ -53,8 +53,9 @@ class Gpu:
 
     `resource` is the extended resource that counts it as a whole.
     `parent`: the UUID of the GPU that it is a part of, "" if it is none. `shareable`: shares of its memory
-    can be given out. `apart` and `packed` are about replicas: `packed` ones are preferred on devices of which
-    the most are given out already, others where the fewest are. `numa_node` is the one that it is near to.
+    can be given out. `replica_rule` and `packed` are about replicas: `packed` ones are preferred on devices
+    of which the most are given out already, others where the fewest are. `numa_node` is the one that it is
+    near to.
     """
 
     index: int
@@ -65,7 +66,7 @@ class Gpu:
     resource: str = names.WHOLE_GPU
     parent: str = ""
     shareable: bool = True
-    apart: Apart = Apart.NO
+    replica_rule: ReplicaRule = ReplicaRule.ANY
     packed: bool = False
     numa_node: int | None = None
     lone: bool = False

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpuslice.devices.announced import Announced, GpuDevice, announce
 from gpuslice.devices.availability import of_health
 from gpuslice.devices.found import Found
-from gpuslice.devices.inventory import Apart, Gpu
+from gpuslice.devices.inventory import Gpu, ReplicaRule
 from gpuslice.devices.sharing import UNSHARED, AllocationPolicy, MigStrategy, Sharing
 
 
@@ -42,18 +42,18 @@ def offered(
     parts = sorted(((r, one) for r, one in devices if one.id != one.device.gpu.uuid), key=_place)
     for number, (resource, one) in enumerate(parts, first):
         gpus.append(_part(number, resource, one, times[one.device.uuid]))
-    apart, packed = together(sharing), policy is AllocationPolicy.PACKED
+    rule, packed = together(sharing), policy is AllocationPolicy.PACKED
     return tuple(
-        replace(gpu, apart=apart, packed=packed) if gpu.uuid != gpu.device else gpu
+        replace(gpu, replica_rule=rule, packed=packed) if gpu.uuid != gpu.device else gpu
         for gpu in sorted(gpus, key=lambda gpu: gpu.index)
     )
 
 
-def together(sharing: Sharing) -> Apart:
+def together(sharing: Sharing) -> ReplicaRule:
     """What else a container may hold that holds one replica."""
     if sharing.fail_requests_greater_than_one:
-        return Apart.ALONE
-    return Apart.NO if sharing.allow_same_gpu else Apart.DEVICE
+        return ReplicaRule.ALONE
+    return ReplicaRule.ANY if sharing.allow_same_gpu else ReplicaRule.OTHER_DEVICES
 
 
 def _place(part: tuple[str, Announced]) -> tuple[int, ...]:

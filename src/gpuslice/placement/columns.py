@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuslice import names
-from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus, ReplicaRule
 
 Rows = npt.NDArray[np.int32]
 Which = npt.NDArray[np.signedinteger[Any]] | slice | int
@@ -152,7 +152,7 @@ class FleetTable(Table):
     kind = Column(Per.GPU, np.int16, lambda node, kinds: [kinds[gpu.resource] for gpu in node.gpus])
     # Of a replica that minds what its container holds besides: the number of its device on the node, from 1;
     # negative where it is to be alone. 0: it does not mind.
-    apart = Column(Per.GPU, np.int16, lambda node, _: _apart(node))
+    replica_rule = Column(Per.GPU, np.int16, lambda node, _: _replica_rule(node))
 
     unit = Column(Per.NODE, np.int32, lambda node, _: node.unit.mib, empty=1)
     # All shares of a pod must be on one GPU.
@@ -229,12 +229,12 @@ def _is_plain(gpu: Gpu) -> bool:
 
 
 def _minds(node: NodeGpus) -> bool:
-    return any(gpu.apart is not Apart.NO for gpu in node.gpus)
+    return any(gpu.replica_rule is not ReplicaRule.ANY for gpu in node.gpus)
 
 
-def _apart(node: NodeGpus) -> list[int]:
+def _replica_rule(node: NodeGpus) -> list[int]:
     if not _minds(node):
         return []
     numbers = {device: number for number, device in enumerate(dict.fromkeys(g.device for g in node.gpus), 1)}
-    signs = {Apart.NO: 0, Apart.DEVICE: 1, Apart.ALONE: -1}
-    return [signs[gpu.apart] * numbers[gpu.device] for gpu in node.gpus]
+    signs = {ReplicaRule.ANY: 0, ReplicaRule.OTHER_DEVICES: 1, ReplicaRule.ALONE: -1}
+    return [signs[gpu.replica_rule] * numbers[gpu.device] for gpu in node.gpus]

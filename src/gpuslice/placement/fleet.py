@@ -321,7 +321,7 @@ class Fleet:
         """Decide about nodes without the exact search where it would not have to turn back."""
         table = self._table
         rows = np.flatnonzero(unsure)
-        # Nodes with hundreds of replicas apart: they must not make all others as dear.
+        # Nodes with hundreds of replicas under a rule: they must not make all others as dear.
         few = table.gpu_count[rows] <= FEW
         for unit in np.unique(table.unit[rows]).tolist():
             mine = table.unit[rows] == unit

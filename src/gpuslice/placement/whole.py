@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from gpuslice import names
-from gpuslice.devices.inventory import Apart
+from gpuslice.devices.inventory import ReplicaRule
 from gpuslice.placement.freegpu import FreeGpu
 from gpuslice.placement.policies.binpack import BINPACK
 from gpuslice.placement.policies.policy import Policy
@@ -96,10 +96,10 @@ def pick(
     `devices` are all of the node. `beside`: UUIDs that the first container has already; they are given out.
     Sidecars and apps get devices of their own, init containers what is left when their turn comes.
     """
-    if any(device.gpu.apart is Apart.ALONE for device in devices if device.gpu.uuid in beside):
+    if any(device.gpu.replica_rule is ReplicaRule.ALONE for device in devices if device.gpu.uuid in beside):
         return None
     # Where no device minds what else a container has, whatever is left will do for the others.
-    plain = all(device.gpu.apart is Apart.NO for device in free)
+    plain = all(device.gpu.replica_rule is ReplicaRule.ANY for device in free)
     left = list(free)
     chosen: list[tuple[FreeGpu, ...]] = []
     for position, container in enumerate(asking):
@@ -113,7 +113,7 @@ def pick(
             suited = [
                 one
                 for one in left
-                if _group(one) not in barred and (alone or one.gpu.apart is not Apart.ALONE)
+                if _group(one) not in barred and (alone or one.gpu.replica_rule is not ReplicaRule.ALONE)
             ]
             missing = container.whole - len(mine) - 1
             for device in sorted(suited, key=rank):
@@ -133,7 +133,7 @@ def pick(
 
 def _group(device: FreeGpu) -> str:
     """Of one group a container can have one."""
-    return device.gpu.uuid if device.gpu.apart is Apart.NO else device.gpu.device
+    return device.gpu.uuid if device.gpu.replica_rule is ReplicaRule.ANY else device.gpu.device
 
 
 def _rank(
@@ -179,7 +179,7 @@ def possible(
     group instead, it can change places with another that has one of the larger.
     """
     sizes = Counter(map(_group, left))
-    lonely = {_group(device) for device in left if device.gpu.apart is Apart.ALONE}
+    lonely = {_group(device) for device in left if device.gpu.replica_rule is ReplicaRule.ALONE}
 
     def take(count: int, barred: Collection[str], *, alone: bool, keep: bool = False) -> bool:
         groups = [

@@ -82,7 +82,7 @@ def plan(picture: MigPicture) -> list[list[Patch | Record]]:
             text = _cutting(placement, indexes)
             actions.append([Record(pods[placement.pod], "Normal", "PartitioningGPU", text)])
     for uid, verdict in found.refused.items():
-        actions.append([Record(pods[uid], "Warning", "NoRoomToCut", verdict.message)])
+        actions.append([Record(pods[uid], "Warning", "NoRoomToPartition", verdict.message)])
     return actions
 
 

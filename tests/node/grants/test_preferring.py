@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuslice.devices.found import FoundGpu, Link, Nearness
-from gpuslice.devices.inventory import Apart, Gpu, NodeGpus
+from gpuslice.devices.inventory import Gpu, NodeGpus, ReplicaRule
 from gpuslice.node.grants.ledger import Ledger
 from gpuslice.node.grants.nodepod import NodePod
 from gpuslice.placement.verdict import Verdict
@@ -63,7 +63,16 @@ def test_replicas_are_of_different_gpus_by_policy(packed: bool, chosen: tuple[st
     """One of GPU 0 is given out already."""
     uuids = [f"GPU-{gpu}::{number}" for gpu in range(3) for number in range(2)]
     replicas = [
-        Gpu(index, uuid, "T4", 7554, parent=uuid[:5], shareable=False, apart=Apart.DEVICE, packed=packed)
+        Gpu(
+            index,
+            uuid,
+            "T4",
+            7554,
+            parent=uuid[:5],
+            shareable=False,
+            replica_rule=ReplicaRule.OTHER_DEVICES,
+            packed=packed,
+        )
         for index, uuid in enumerate(uuids)
     ]
     ledger = Ledger(NodeGpus(tuple(replicas)))

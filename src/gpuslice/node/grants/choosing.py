@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuslice.devices.found import FoundGpu
-from gpuslice.devices.inventory import Apart, NodeGpus
+from gpuslice.devices.inventory import NodeGpus, ReplicaRule
 from gpuslice.devices.preferred import nearest
 from gpuslice.devices.sharing import device_of
 from gpuslice.node.grants.deviceids import DeviceIds
@@ -263,12 +263,12 @@ def _why_not(question: Question, waiting: Sequence[WaitingContainer]) -> Verdict
     if kind.whole:
         gpus = question.gpus.gpus
         of_kind = sum(map(kind.is_offered_by, gpus))
-        apart = {g.apart for g in gpus if g.uuid in free} - {Apart.NO}
-        if apart and size > 1 and len(free) >= size:
+        rules = {g.replica_rule for g in gpus if g.uuid in free} - {ReplicaRule.ANY}
+        if rules and size > 1 and len(free) >= size:
             return Verdict(
                 Code.SAME_DEVICE,
                 f"invalid request: maximum request size for shared resources is 1; found {size}"
-                if Apart.ALONE in apart
+                if ReplicaRule.ALONE in rules
                 else f"the container asks for {size} {kind.resource}, which are to be of as many different "
                 f"GPUs; {len({device_of(uuid) for uuid in free})} have one that is free and not promised to "
                 "others",
