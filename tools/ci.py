@@ -227,11 +227,6 @@ def table(results: Sequence[Result], seconds: float) -> list[str]:
     return [*lines, f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped"]
 
 
-def row(seconds: float, outcome: str, what: str) -> str:
-    """A line of the table."""
-    return f"{seconds:7.0f}  {outcome:6}  {what}".rstrip()
-
-
 if __name__ == "__main__":
     try:
         sys.exit(main())
