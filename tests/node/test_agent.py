@@ -103,6 +103,8 @@ async def test_whole_gpus_and_shares_exclude_each_other() -> None:
         refused = await here.pod("more", lambda pod: pod.status.phase == "Failed")
         assert "no such room is left on this node" in refused.status.message
         assert refused.status.reason == "UnexpectedAdmissionError"
+        told = (await here.running_agent.metrics()).decode()
+        assert 'gpuslice_agent_refusals_total{code="insufficient_memory_in_one_gpu"} 1.0' in told
 
 
 async def test_ids_that_lie_apart_are_refused() -> None:
@@ -117,6 +119,8 @@ async def test_ids_that_lie_apart_are_refused() -> None:
         assert (
             "the free memory is spread over several: 2 GiB on GPU 0, 2 GiB on GPU 1" in refused.status.message
         )
+        told = (await here.running_agent.metrics()).decode()
+        assert 'gpuslice_agent_refusals_total{code="ids_of_several_gpus"} 1.0' in told
 
 
 async def test_shares_of_two_gpus_when_asked_for() -> None:

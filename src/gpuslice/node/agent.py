@@ -116,7 +116,8 @@ class Agent:
         """The text for Prometheus."""
         if self._ledger is None:
             return b""
-        return render(self._ledger.gpus, self._ledger.held(), self._quarantine.counts())
+        held, refused = self._ledger.held(), self._ledger.refused
+        return render(self._ledger.gpus, held, refused, self._quarantine.counts())
 
     async def run(self) -> None:
         """For ever. Raises InputError if the unit is too fine, a socket is taken, or by

@@ -118,7 +118,7 @@ async def test_metrics_of_scheduler_and_agent_count_it_apart() -> None:
     told = (await summed_up(remember([published(offered)]), Metrics())).decode().splitlines()
     assert "gpuslice_cluster_gpus_unhealthy 1.0" in told
     assert "gpuslice_cluster_gpus_closed 2.0" in told
-    agent = render(offered, (), {}).decode()
+    agent = render(offered, (), {}, {}).decode()
     for index, (healthy, shut) in enumerate(((1, 0), (1, 1), (1, 1), (0, 0))):
         labels = f'{{gpu="{index}",model="A100",uuid="GPU-{index}"}}'
         assert f"gpuslice_gpu_healthy{labels} {healthy}.0" in agent

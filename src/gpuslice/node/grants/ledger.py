@@ -9,6 +9,7 @@ gone, and until its processes are, which both forget if it is deleted by force; 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -55,6 +56,8 @@ class Ledger:
         self._plain: Sequence[Gpu] = gpus.gpus
         self.machine: Sequence[FoundGpu] = ()
         """The GPUs with what is known of their neighbourhood."""
+        self.refused: Counter[str] = Counter()
+        """How many calls of the kubelet were answered with no, by the verdict's code."""
         self.lingering: Collection[str] = frozenset()
         """Uids of pods that the API server has no more while their processes may run on."""
         self._current = ""
@@ -84,6 +87,11 @@ class Ledger:
         if settled != self.gpus:
             self._table.ids = DeviceIds(settled)
             self._table.locate()
+
+    def refuse(self, verdict: Verdict) -> str:
+        """A call of the kubelet is answered with this no: counts it, and returns the sentence."""
+        self.refused[verdict.code] += 1
+        return verdict.message
 
     @property
     def calls(self) -> int:

@@ -1,4 +1,4 @@
-"""The node's GPUs for Prometheus: what each has, and what is given out of it."""
+"""The node's GPUs for Prometheus: what each has, what is given out of it, and what was refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from gpuslice.node.grants.held import Held
 LABELS = ("gpu", "uuid", "model")
 
 
-def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) -> bytes:
-    """The text that /metrics answers: five gauges per GPU, and how many API objects could not be read."""
+def render(
+    gpus: NodeGpus, held: Iterable[Held], refused: Mapping[str, int], unreadable: Mapping[str, int]
+) -> bytes:
+    """The text that /metrics answers. `refused`: kubelet's calls, by the verdict's code; `unreadable`: API
+    objects that could not be read, by kind.
+    """
     # Not before somebody asks: an agent that starts is waited for.
-    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+    from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
     registry = CollectorRegistry()
     memory = Gauge("gpuslice_gpu_memory_mib", "Memory of the GPU, MiB.", LABELS, registry=registry)
@@ -31,6 +35,14 @@ def render(gpus: NodeGpus, held: Iterable[Held], unreadable: Mapping[str, int]) 
     broken = Gauge(
         "gpuslice_unreadable_objects", "API objects that could not be read.", ["kind"], registry=registry
     )
+    refusals = Counter(
+        "gpuslice_agent_refusals",
+        "Calls of the kubelet that the device plugin refused, by the verdict's code.",
+        ["code"],
+        registry=registry,
+    )
+    for code, number in refused.items():
+        refusals.labels(code).inc(number)
     for kind, number in unreadable.items():
         broken.labels(kind).set(number)
     holdings = tuple(held)

@@ -168,7 +168,7 @@ class DevicePluginService:
             answer = self.ledger.prefer(*ask, self.pods)
         self.last_call = self._clock.monotonic()
         if isinstance(answer, Verdict):
-            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, answer.message)
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, self.ledger.refuse(answer))
         return answer
 
     async def allocate(self, kind: Kind, ids: Sequence[str]) -> ContainerAllocation:
@@ -186,7 +186,7 @@ class DevicePluginService:
             await self._refresh()
             outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Verdict):
-            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, outcome.message)
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, self.ledger.refuse(outcome))
         # Asked once the ids are taken: from here on nobody of ours partitions the GPU.
         if problem := await self._is_not_as_announced(outcome):
             self.ledger.withdraw(outcome)

@@ -184,7 +184,7 @@ class PreStart:
             outcome = self._ask(kind, ids, listing, fresh=True)
         if isinstance(outcome, Identity):
             return outcome
-        sentence = outcome.message if isinstance(outcome, Verdict) else "the pod is not known"
+        sentence = self._ledger.refuse(outcome) if isinstance(outcome, Verdict) else "the pod is not known"
         raise RpcError(RpcCode.FAILED_PRECONDITION, sentence)
 
     def _ask(
