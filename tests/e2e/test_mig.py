@@ -124,7 +124,7 @@ def test_pods_that_wait_have_gpus_cut_and_give_them_back(bare: RealCluster) -> N
         greedy["spec"]["containers"][0]["env"] = [{"name": names.VISIBLE_DEVICES, "value": "all"}]
         bare.apply([greedy, pod("large", LARGE), pod("mine", SMALL, schedulerName="gpuslice")])
         bare.wait_for_pods(3, labelSelector="app=mig")
-        assert any("told to partition" in said for said in gpus.events("large", "PartitioningGPU"))
+        assert any("told to create" in said for said in gpus.events("large", "PartitioningGPU"))
         held = recorded(bare, 3)
         assert len({uuid for uuids in held.values() for uuid in uuids}) == 3
         for name, uuids in held.items():

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from itertools import count
 from typing import Any
 
+import msgspec
 from lab import Lab, laboratory
 
 from gpuslice import names
-from gpuslice.clock import SystemClock
+from gpuslice.cluster.actions import Patch, Record
 from gpuslice.cluster.migrecords import MigCapableGpu, decode_wanted, encode_partitions
 from gpuslice.devices.miglayout import layout
+from gpuslice.devices.migprofile import MigProfile
 from gpuslice.devices.migtables import geometry_of
-from gpuslice.kube.events import EventRecorder
-from gpuslice.kube.leading import Alone, Leadership
 from gpuslice.kube.wire import Node, Pod
-from gpuslice.scheduler.migdemand_controller import MigDemandController
+from gpuslice.placement.migcluster import MigDemand
+from gpuslice.placement.migdemand import DemandGpu
+from gpuslice.scheduler.migdemand import MigNode, MigPicture, plan
 
 KUBE = "default-scheduler"
 MEDIUM = f"{names.MIG_PREFIX}2g.10gb"
@@ -41,21 +40,6 @@ class Waiting:
 
     async def run(self) -> None:
         return
-
-
-@asynccontextmanager
-async def partitioning(lab: Lab, leadership: Leadership | None = None) -> AsyncIterator[None]:
-    clock, numbers = SystemClock(), count()
-    lab.cluster.gate.leadership = leadership or Alone()
-    recorder = EventRecorder(lab.client, "test", clock=clock, new_id=lambda: f"{next(numbers):x}")
-    controller = MigDemandController(lab.client, lab.cluster, clock=clock, recorder=recorder)
-    tasks = [asyncio.create_task(controller.run()), asyncio.create_task(recorder.run())]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def on_demand(lab: Lab, name: str, gpus: int = 1, **labels: str) -> None:
@@ -85,24 +69,23 @@ def wanted(lab: Lab, node: str) -> dict[str, tuple[str, ...] | None]:
 
 async def test_only_the_replica_that_leads_says_anything() -> None:
     async with laboratory(scheduler=False) as lab:
-        waiting = Waiting()
-        async with partitioning(lab, waiting):
-            await on_demand(lab, "n1")
-            await wait_for(lab, "one")
-            for label in ("once", "twice"):  # when it looks for the second time, the first is over
-                async with asyncio.timeout(10):
-                    await waiting.asked.wait()
-                waiting.asked.clear()
-                await lab.client.patch(Pod, "one", {"metadata": {"labels": {label: ""}}}, "default")
-            told = await lab.client.get(Node, "n1")
-            assert names.MIG_WANTED not in told.annotations
-            waiting.its_turn = True
-            await lab.client.patch(Pod, "one", {"metadata": {"labels": {"thrice": ""}}}, "default")
-            await lab.until(lambda: wanted(lab, "n1") == {"GPU-n1-0": ("2g.10gb@4",)}, "n1 to be told")
+        waiting = lab.cluster.gate.leadership = Waiting()
+        await on_demand(lab, "n1")
+        await wait_for(lab, "one")
+        for label in ("once", "twice"):  # when it looks for the second time, the first is over
+            async with asyncio.timeout(10):
+                await waiting.asked.wait()
+            waiting.asked.clear()
+            await lab.client.patch(Pod, "one", {"metadata": {"labels": {label: ""}}}, "default")
+        told = await lab.client.get(Node, "n1")
+        assert names.MIG_WANTED not in told.annotations
+        waiting.its_turn = True
+        await lab.client.patch(Pod, "one", {"metadata": {"labels": {"thrice": ""}}}, "default")
+        await lab.until(lambda: wanted(lab, "n1") == {"GPU-n1-0": ("2g.10gb@4",)}, "n1 to be told")
 
 
 async def test_a_pod_that_its_scheduler_has_not_given_up_has_nothing_cut() -> None:
-    async with laboratory(scheduler=False) as lab, partitioning(lab):
+    async with laboratory(scheduler=False) as lab:
         await on_demand(lab, "n1", 2)
         await fresh(lab, "fresh")
         await wait_for(lab, "one")
@@ -111,7 +94,7 @@ async def test_a_pod_that_its_scheduler_has_not_given_up_has_nothing_cut() -> No
 
 
 async def test_a_damaged_annotation_leaves_that_node_and_no_other_alone() -> None:
-    async with laboratory(scheduler=False) as lab, partitioning(lab):
+    async with laboratory(scheduler=False) as lab:
         await on_demand(lab, "n1")
         await lab.client.patch(Node, "n1", {"metadata": {"annotations": {names.MIG_PARTITIONS: "{"}}})
         await on_demand(lab, "n2")
@@ -121,7 +104,7 @@ async def test_a_damaged_annotation_leaves_that_node_and_no_other_alone() -> Non
 
 
 async def test_nodes_that_do_not_suit_the_pod_are_not_cut() -> None:
-    async with laboratory(scheduler=False) as lab, partitioning(lab):
+    async with laboratory(scheduler=False) as lab:
         await on_demand(lab, "n1", kind="first")
         await on_demand(lab, "n2", kind="second")
         await wait_for(lab, "one", nodeSelector={"kind": "second"})
@@ -129,3 +112,20 @@ async def test_nodes_that_do_not_suit_the_pod_are_not_cut() -> None:
         assert wanted(lab, "n1") == {}
         said = await lab.events("one", "PartitioningGPU")
         assert said == ["node n2 is told to create 1 x 2g.10gb on GPU 0"]
+
+
+def test_a_pod_hears_of_it_when_the_node_has_been_told() -> None:
+    """They are one sequence: if the node cannot be written, no event says that it was."""
+    node = msgspec.convert({"metadata": {"name": "n1"}}, Node)
+    pod = msgspec.convert({"metadata": {"name": "one", "uid": "u1"}}, Pod)
+    profile = MigProfile.of_resource(MEDIUM)
+    assert profile is not None
+    demand = MigDemand("u1", {profile: 1}, frozenset({"n1"}))
+    gpus = (DemandGpu("n1", "GPU-0", layout(A100)),)
+    (told, heard), *more = plan(MigPicture((MigNode(node, gpus),), [demand], pods={"u1": pod}))
+    assert isinstance(told, Patch)
+    assert told.name == "n1"
+    assert isinstance(heard, Record)
+    assert heard.about is pod
+    assert heard.message == "node n1 is told to create 1 x 2g.10gb on GPU 0"
+    assert more == []

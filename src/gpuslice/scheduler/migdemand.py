@@ -68,19 +68,24 @@ def demands(
 
 
 def plan(picture: MigPicture) -> list[list[Patch | Record]]:
-    """What is to be written on nodes and said to pods: independent sequences of actions."""
+    """What is to be written on nodes, and the events of pods: independent sequences of actions."""
     pods = picture.pods or {}
     indexes = {gpu.uuid: gpu.index for one in picture.nodes for gpu in one.gpus}
     found = plan_demand(
         tuple(gpu for one in picture.nodes for gpu in one.gpus), picture.devices, picture.whole_gpus
     )
-    actions: list[list[Patch | Record]] = [
-        list(_writes(one, found.targets)) for one in picture.nodes if one.gpus and not one.alone
-    ]
-    for placement in found.placed:
-        if any(uuid in found.targets for _, uuid in placement.devices):
-            text = _cutting(placement, indexes)
-            actions.append([Record(pods[placement.pod], "Normal", "PartitioningGPU", text)])
+    actions: list[list[Patch | Record]] = []
+    for one in picture.nodes:
+        if one.gpus and not one.alone:
+            # A pod hears of it once the node has been told: if that write fails, the next plan has both.
+            sequence: list[Patch | Record] = list(_writes(one, found.targets))
+            sequence += [
+                Record(pods[placement.pod], "Normal", "PartitioningGPU", _partitioning(placement, indexes))
+                for placement in found.placed
+                if placement.node == one.node.name
+                and any(uuid in found.targets for _, uuid in placement.devices)
+            ]
+            actions.append(sequence)
     for uid, verdict in found.refused.items():
         actions.append([Record(pods[uid], "Warning", "NoRoomToPartition", verdict.message)])
     return actions
@@ -107,7 +112,7 @@ def _writes(one: MigNode, targets: Mapping[str, MigLayout | None]) -> Iterator[P
         yield Patch(Node, node.name, {"metadata": {"annotations": {names.MIG_WANTED: text}}})
 
 
-def _cutting(placement: MigPlacement, indexes: Mapping[str, int]) -> str:
+def _partitioning(placement: MigPlacement, indexes: Mapping[str, int]) -> str:
     counts: dict[str, list[MigProfile]] = {}
     for profile, uuid in placement.devices:
         counts.setdefault(uuid, []).append(profile)
