@@ -1,1 +1,3 @@
-"""The node agent: device plugins whose slices are certain, and the only door to gRPC."""
+"""The node agent: device plugins that know which container has which slice, and the only package that uses
+gRPC.
+"""

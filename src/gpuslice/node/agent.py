@@ -1,8 +1,8 @@
 """The node agent: puts the device plugin service, its servers and the reporters together.
 
-Nothing is stored on disk but what containers read: after a restart the ledger is rebuilt from pod-resources
-and the API server. kubelet hears of us before that, since a plugin that is away costs pods; what it asks is
-answered when the ledger is complete.
+Nothing is stored on disk except the files that containers read: after a restart the ledger is rebuilt from
+pod-resources and the API server. The plugins register with kubelet before that, since pods fail while a
+plugin is away; kubelet's calls are answered once the ledger is complete.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from gpuslice.units import MemoryUnit
 
 RECONCILE_SECONDS: Final = 30.0
 LINGER: Final = Backoff(base=0.5, cap=RECONCILE_SECONDS)
-"""How soon to look again for what kubelet still lists though its pod is over: one that was deleted by force
-is gone from the API server before its containers have ended."""
+"""How soon to look again at devices that kubelet still lists although their pod is over: a pod that was
+deleted by force is gone from the API server before its containers have ended."""
 QUIET_SECONDS: Final = 0.25
-"""Background questions to pod-resources wait until the kubelet has asked nothing for so long: one that comes
-in the middle of an Allocate makes it forget what it gives out there."""
+"""Background calls of pod-resources wait until the kubelet has called nothing for this many seconds: a call
+in the middle of an Allocate makes the kubelet forget what it gives out in it."""
 FIRST_SECONDS: Final = 1.0
 """How long the API server is not asked at the start, so that kubelet knows the plugins before all else."""
 REBUILD: Final = Backoff(base=0.05, cap=1.0)
@@ -63,10 +63,10 @@ _log = structlog.get_logger(__name__)
 class Agent:
     """One node's agent.
 
-    `kubelet_dir` is /var/lib/kubelet; `unit` what one gpu-mem is on this node; `labels` what its labels
-    are to say of its GPUs, None if that is not ours to write; `injector` how containers are given devices;
-    `simulated` what the machine is if its GPUs are on paper: containers then get a stand-in for nvidia-smi;
-    `mig` partitions the GPUs as the node's label says; `on_node` is told of every change of the node.
+    `kubelet_dir` is /var/lib/kubelet; `unit` is what one gpu-mem is on this node; `labels` gives the labels
+    that describe its GPUs, None if they are not ours to write; `injector` gives containers their devices;
+    `simulated` describes the machine if its GPUs are simulated: containers then get a fake nvidia-smi; `mig`
+    partitions the GPUs as the node's label says; `on_node` is called with every change of the node.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Agent:
         self._quarantine = Quarantine()
 
     def waits_for(self) -> str:
-        """Why it is not ready, "" once kubelet has the plugins and the ledger is complete."""
+        """Why the agent is not ready; "" once kubelet has the plugins and the ledger is complete."""
         missing = [server.resource for server in self._servers if not server.known.is_set()]
         return f"kubelet has not taken the plugin of {' and '.join(missing)}" if missing else self._lacks
 
@@ -120,8 +120,8 @@ class Agent:
         return render(self._ledger.gpus, held, refused, self._quarantine.counts())
 
     async def run(self) -> None:
-        """For ever. Raises InputError if the unit is too fine, a socket is taken, or by
-        `Injector.publish`.
+        """Run for ever. Raises InputError if the unit is too fine or a socket is taken, and what
+        `Injector.publish` raises.
         """
         gpus = NodeGpus(self._backend.gpus(), self._unit)
         check_unit(gpus)
@@ -238,7 +238,7 @@ class Agent:
                 group.create_task(mig.run())
 
     def _manager(self, service: DevicePluginService, gate: Gate) -> MigManager | None:
-        """Who partitions the node's GPUs as its label says, if somebody can."""
+        """What partitions the node's GPUs as its label says; None if they cannot be partitioned."""
         tools, ledger = self._mig, service.ledger
         if tools is None:
             return None
@@ -270,7 +270,7 @@ class Agent:
         )
 
     def _health_reporter(self, service: DevicePluginService, recorder: EventRecorder) -> HealthReporter:
-        """Who tells of the GPUs' health."""
+        """What reports the GPUs' health."""
         return HealthReporter(
             self._client,
             self._node,
@@ -283,7 +283,7 @@ class Agent:
         )
 
     def _serve_plugins(self, service: DevicePluginService, group: asyncio.TaskGroup) -> None:
-        """Serve each resource that the node has. One that it has no more stays, and offers nothing.
+        """Serve each resource that the node has. A resource that it no longer has stays, and offers nothing.
 
         Memory is served even where there is none yet: its ids come with the first GPU that is free to share.
         """
@@ -302,14 +302,14 @@ class Agent:
                 group.create_task(server.run())
 
     async def _introduced(self) -> None:
-        """Wait until kubelet knows the plugins, if it is there."""
+        """Wait until the plugins are registered with kubelet, if there is a kubelet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_SECONDS):
                 for server in self._servers:
                     await server.known.wait()
 
     async def _rebuild(self, service: DevicePluginService, pods: Reflector[Pod]) -> None:
-        """Learn what is given out already. Until then kubelet's questions wait."""
+        """Learn what is given out already. Until then kubelet's calls wait."""
 
         def lacks(what: str) -> None:
             self._lacks = service.lacks = what
@@ -364,14 +364,14 @@ class Agent:
             self._serve_plugins(service, group)
 
     async def _follow_modes(self, service: DevicePluginService, node: NodePublisher) -> None:
-        """GPUs change their mode when they are free, which nobody but the ledger knows."""
+        """Follow the modes of GPUs: they change when a GPU is free, which only the ledger knows."""
         while True:
             await service.settled.wait()
             service.settled.clear()
             self._tell_devices(node)
 
     def _tell_devices(self, node: NodePublisher) -> None:
-        """The list of devices is not what it was."""
+        """The list of devices has changed."""
         node.check()
         for server in self._servers:
             server.plugin.changed()

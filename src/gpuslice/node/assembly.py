@@ -1,4 +1,4 @@
-"""A node's agent, put together from its parts: once, for a real node and for one of `gpuslice up`."""
+"""Puts a node's agent together from its parts, for a real node and for a node of `gpuslice up` alike."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ KUBELET_DIR: Final = Path("/var/lib/kubelet")
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What an agent is told.
+    """The settings of an agent.
 
-    `unit`: what one gpu-mem is. `options` are those of NVIDIA's device plugin that are given, `environment`
-    the variables it reads, `files` its configurations; `xids` say what makes a GPU sick. `mig_configs`:
-    mig-parted's file, None for the standard configurations. `labels`: are the node's labels ours to write?
-    `namespace` is the agent's own. `host`: the folder below which the host's files are.
+    `unit`: what one gpu-mem is. `options` are the options of NVIDIA's device plugin that were given,
+    `environment` the variables that it reads, `files` its configuration files; `xids` say which errors make a
+    GPU unhealthy. `mig_configs` is mig-parted's file, None for the standard configurations. `labels` is True
+    if the node's labels are ours to write. `namespace` is the agent's own. `host`: the folder below which the
+    host's files are.
     """
 
     node: str
@@ -54,7 +55,7 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True)
 class AssembledAgent:
-    """An agent and what works beside it, to be `run`."""
+    """An agent and the background work beside it, to be `run`."""
 
     agent: Agent
     backend: DiscoveredGpus
@@ -78,7 +79,9 @@ async def assemble(
     random: Callable[[], float],
     new_token: Callable[[], str],
 ) -> AssembledAgent:
-    """Look at the machine, and make its agent. Raises InputError if the machine cannot be as is said."""
+    """Look at the machine and make its agent. Raises InputError if the machine cannot be as the
+    settings say.
+    """
     on_paper = isinstance(driver, SimulatedDriver)
     node, flags = settings.node, effective({}, cli=settings.options, env=settings.environment)
     backend = DiscoveredGpus(
@@ -86,7 +89,7 @@ async def assemble(
         settings.xids,
         clock,
         flags.mig_strategy,
-        # This machine's kernel says nothing of GPUs on paper.
+        # This machine's kernel knows nothing of simulated GPUs.
         machine=None if on_paper else read_machine,
     )
     await backend.start()

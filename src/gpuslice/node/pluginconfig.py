@@ -1,4 +1,4 @@
-"""NVIDIA's device plugin configuration of one node, followed while the agent runs.
+"""Follows NVIDIA's device plugin configuration of one node while the agent runs.
 
 The node's label nvidia.com/device-plugin.config says which file counts. A change of the label or of the file
 is followed without a restart. A file that cannot be used leaves everything as it was; the log and an
@@ -30,7 +30,7 @@ from gpuslice.node.inject.injector import Injector
 from gpuslice.node.report.featurewriter import FeatureWriter
 
 POLL_SECONDS: Final = 1.0
-"""How often files are read, and what could not be used is tried again."""
+"""How often files are read, and a file that could not be used is tried again."""
 UNKNOWN: Final = f"the node's label {names.DEVICE_PLUGIN_CONFIG} is not known yet"
 
 _log = structlog.get_logger(__name__)
@@ -48,8 +48,8 @@ class Announcer(Protocol):
 class ConfigFiles:
     """The files that there are. `texts` reads them, by name; it raises InputError.
 
-    `default` counts on a node without the label, else what the fallbacks say. Not `by_label`: always the
-    default.
+    On a node without the label `default` counts, else what the fallbacks name. If not `by_label`, the default
+    always counts.
     """
 
     texts: Callable[[], Mapping[str, str]]
@@ -76,7 +76,7 @@ class ConfigFiles:
         return cls(texts, default, fallbacks)
 
     def choose(self, labels: Mapping[str, str]) -> tuple[str, str]:
-        """Name and text of the file that counts, "" for both if that is none. Raises InputError."""
+        """Name and text of the file that counts, "" for both if there is none. Raises InputError."""
         texts = self.texts()
         name: str | None = self.default
         if self.by_label:
@@ -86,7 +86,7 @@ class ConfigFiles:
 
 @dataclass(frozen=True, slots=True)
 class Applying:
-    """How a file comes to count: options (`cli`) beat the environment, that the file."""
+    """How a file is put to use: options (`cli`) override the environment, which overrides the file."""
 
     announcer: Announcer
     injector: Injector
@@ -99,9 +99,9 @@ class Applying:
         return effective(config.flags, cli=self.cli, env=self.env)
 
     def __call__(self, config: NvidiaConfig) -> tuple[str, ...]:
-        """From now on it counts; sentences about what is not as it may be meant.
+        """Use the file from now on; returns warnings about what may not work as meant.
 
-        Raises InputError, and nothing has changed, if this node cannot be so.
+        Raises InputError if this node cannot be configured so; then nothing has changed.
         """
         flags = self.flags(config)
         strategy, policy = flags.mig_strategy, flags.shared_devices_allocation_policy
@@ -130,7 +130,7 @@ class ConfigFollower:
         self._problem = ""
 
     def start(self) -> None:
-        """Use the one file, if no label has a say. Raises InputError if it cannot be used."""
+        """Use the one file, if the label does not choose. Raises InputError if it cannot be used."""
         if self._files.by_label:
             self._apply.announcer.shut(UNKNOWN)
         else:
@@ -155,7 +155,7 @@ class ConfigFollower:
             self._wake.clear()
 
     def _reconcile(self) -> None:
-        """Use what counts now; if that cannot be, all stays as it was."""
+        """Use the file that counts now; if that is impossible, all stays as it was."""
         labels = self._node.metadata.labels if self._node else None
         name, problem = "", ""
         try:
@@ -184,7 +184,7 @@ class ConfigFollower:
         _log.info("the device plugin configuration counts", name=name or "none", warnings=list(warnings))
 
     async def _write_status(self) -> None:
-        """Say on the node which file counts, and why it is not the one that should."""
+        """Write on the node which file is in use, and why it is not the one that should be."""
         node = self._node
         if node is None:
             return

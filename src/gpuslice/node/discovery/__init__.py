@@ -1,5 +1,5 @@
-"""Which GPUs this node has, what happens to them, and how MIG is changed: by NVML, or on paper.
+"""Which GPUs this node has, what happens to them, and how MIG is changed: by NVML, or simulated.
 
-`driver.Driver` is the protocol, `nvml.NvmlDriver` and `simulated.SimulatedDriver` speak it; `backend` makes
-of either what the agent follows.
+`driver.Driver` is the protocol; `nvml.NvmlDriver` and `simulated.SimulatedDriver` implement it; the agent
+follows either through `backend`.
 """

@@ -1,4 +1,6 @@
-"""A driver as the agent follows it: what it says, what it reports, and looking again."""
+"""The GPUs of a driver as the agent follows them: queried at intervals, and at each of the driver's
+events.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ from gpuslice.node.discovery.driver import Changed, Driver, DriverError, Xid
 from gpuslice.node.discovery.health import Health
 
 QUERY_SECONDS: Final = 10.0
-"""How often the GPUs are looked at without an event: nothing tells that one has vanished."""
+"""How often the GPUs are looked at without an event: no event reports that a GPU has vanished."""
 REOPEN_SECONDS: Final = 60.0
-"""How often the library is loaded anew while GPUs are missing: it knows those that were there at its start.
-Not more often, since GPUs that nobody uses are shut down in between."""
+"""How often the library is loaded anew while GPUs are missing: it only knows the GPUs that were there when it
+was loaded. Not more often, since GPUs that nobody uses are shut down in between."""
 WAIT_SECONDS: Final = 0.5
-"""How long one question for events may hold a thread: ending the agent waits for it."""
+"""How long one wait for an event may hold a thread: the agent's end waits for it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -49,11 +51,11 @@ class AsyncDriver(Protocol):
         """See `Driver.query_gpu`."""
 
     async def wait(self) -> Xid | Changed | None:
-        """The next event; None if there was none for a while, of at most QUERY_SECONDS."""
+        """The next event; None if there was none for some time, at most QUERY_SECONDS."""
 
 
 class ThreadedDriver:
-    """A driver whose calls block: each in a thread."""
+    """A driver whose calls block: each call runs in a thread."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
@@ -82,7 +84,7 @@ class ThreadedDriver:
 class DiscoveredGpus:
     """A `DeviceBackend` over a driver. Call `start` once, then let `run` run.
 
-    `machine` reads what the kernel says of these GPUs, for labels; without it nothing is said.
+    `machine` reads what the kernel knows of these GPUs, for labels; without it those labels are missing.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class DiscoveredGpus:
         return self.gpus()
 
     def found(self) -> Found:
-        """The machine with all that is known of it, MIG devices among it."""
+        """The machine with all that is known of it, MIG devices included."""
         return self._found
 
     @property
@@ -140,10 +142,10 @@ class DiscoveredGpus:
 
     @asynccontextmanager
     async def partitioning(self) -> AsyncIterator[None]:
-        """GPUs are partitioned inside this block. Nothing half made is announced; at its end, what is there
-        then is.
+        """GPUs are partitioned inside this block. Nothing half made is announced; at its end the devices that
+        are there then are announced.
 
-        No event tells of it: NVML has none that every driver sends.
+        Needed because no event reports it: NVML has none that every driver sends.
         """
         async with self._querying:
             try:
@@ -152,10 +154,11 @@ class DiscoveredGpus:
                 await self._query()
 
     async def differs(self, uuids: Collection[str]) -> str:
-        """A sentence if one of these devices is not as it is announced, or does not answer; "" if all are.
+        """A sentence if one of these devices is not as it is announced, or does not answer; "" if all are as
+        announced.
 
-        Asks the driver: somebody else may have partitioned a GPU since the last look, which is then done
-        anew.
+        Asks the driver, since somebody else may have partitioned a GPU since the last query; if so,
+        everything is queried anew.
         """
         if gone := set(uuids) - {gpu.device for gpu in self._announced}:
             return f"{' and '.join(sorted(gone))} is not there any more, or is used in another way"
@@ -174,19 +177,21 @@ class DiscoveredGpus:
         return ""
 
     def close(self, uuids: Collection[str]) -> None:
-        """These are to be given to nobody; those of before are open again."""
+        """Give these devices to nobody; devices that were closed before and are not among them are open
+        again.
+        """
         if frozenset(uuids) != self._closed:
             self._closed = frozenset(uuids)
             self._changed.set()
 
     def shut(self, reason: str) -> None:
-        """Nothing is to be given to anybody, for this reason, until `configure` says what is."""
+        """Give nothing to anybody, for this reason, until `configure` is called."""
         if reason != self._shut:
             self._shut = reason
             self._changed.set()
 
     def check(self, strategy: MigStrategy, sharing: Sharing, policy: AllocationPolicy) -> tuple[str, ...]:
-        """Sentences about what is not as it may be meant. Raises InputError if they cannot be shared so."""
+        """Warnings about what may not work as meant. Raises InputError if the GPUs cannot be shared so."""
         counted = self._told or strategy
         try:
             offered(self._found, counted)
@@ -201,7 +206,7 @@ class DiscoveredGpus:
         sharing: Sharing = UNSHARED,
         policy: AllocationPolicy = AllocationPolicy.DISTRIBUTED,
     ) -> None:
-        """From now on the devices are announced so, or as far as they can be; ask `check` before."""
+        """From now on announce the devices so, as far as they can be; call `check` before."""
         before = self._strategy
         self._configured, self._sharing, self._replicas_from, self._shut = strategy, sharing, policy, ""
         if self._strategy is not before:
@@ -210,9 +215,8 @@ class DiscoveredGpus:
         self._changed.set()
 
     def count_as(self, strategy: MigStrategy | None) -> None:
-        """MIG devices are counted so from now on, whatever is configured; None: as is configured.
-
-        As long as that cannot be, nothing is offered.
+        """From now on count MIG devices so, whatever is configured; None: as configured. As long as the GPUs
+        cannot be counted so, nothing is offered.
         """
         before, self._told = self._strategy, strategy
         if self._strategy is not before:

@@ -13,7 +13,7 @@ class DeviceBackend(Protocol):
     """The GPUs of this node, now and whenever they change."""
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """What is known at the moment. Those that are given to nobody are included."""
+        """The GPUs as known at the moment, including those that are given to nobody."""
 
     def plain(self) -> tuple[Gpu, ...]:
         """The same devices as they would be if none were shared, by memory or by replicas."""
@@ -22,7 +22,9 @@ class DeviceBackend(Protocol):
         """The machine, with what is known of its GPUs' neighbourhood."""
 
     async def differs(self, uuids: Collection[str]) -> str:
-        """A sentence if one of these devices is not as `gpus()` says, or does not answer; "" if all are."""
+        """A sentence if one of these devices is not as `gpus()` says, or does not answer; "" if all are as it
+        says.
+        """
 
     async def changed(self) -> None:
-        """Wait until `gpus()` may answer otherwise than when `changed` last returned."""
+        """Wait until the answer of `gpus()` may differ from when `changed` last returned."""

@@ -1,4 +1,4 @@
-"""What a driver can be asked and told, and how it refuses. All calls block: keep them off the event loop."""
+"""The protocol of a driver, and the errors of its calls. All calls block: keep them off the event loop."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Something other than an error: look anew."""
+    """Something other than an error has happened: query the GPUs anew."""
 
 
 class Driver(Protocol):
     """One machine's driver, for any thread. GPUs are named by UUID; every call raises DriverError."""
 
     def open(self) -> None:
-        """Connect and listen; again: let go of everything and connect anew."""
+        """Connect and listen to every GPU; when called again, let go of everything and connect anew."""
 
     def listen(self) -> None:
-        """Forget who was listened to, and listen to every GPU that answers now."""
+        """Stop listening to the GPUs of before, and listen to every GPU that answers now."""
 
     def query(self) -> Found:
         """The machine now. A GPU that does not answer is left out and listed as silent."""

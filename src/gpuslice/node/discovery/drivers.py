@@ -1,4 +1,4 @@
-"""The driver that a command is about: this machine's own, or one for a machine on paper."""
+"""The driver that a command works with: this machine's own, or a simulated one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def driver_of(devices: Path | None, node: str) -> MachineDriver:
 
 
 def unit_of(devices: Path | None, wanted: str | None) -> MemoryUnit:
-    """What one gpu-mem is: what is wanted, or what the file says, or GiB. Raises InputError."""
+    """What one gpu-mem is: as asked for, else as the file says, else GiB. Raises InputError."""
     if wanted is not None:
         return read_unit(wanted, "--memory-unit")
     if devices is None:
@@ -42,7 +42,7 @@ def without_blocking(driver: Driver, *, clock: Clock) -> AsyncDriver:
 
 
 async def keep_up(driver: Driver, devices: Path | None, node: str, *, clock: Clock) -> None:
-    """Tell a simulated driver what its file says, whenever that changes; for ever."""
+    """Keep a simulated driver as its file says, whenever that changes; for ever."""
     if devices is not None and isinstance(driver, SimulatedDriver):
         path = find_machine(devices)
         await follow(path, lambda one: DevicesFile.load(one).machine(node), driver.describe, clock=clock)

@@ -1,4 +1,4 @@
-"""A description that people edit by hand, read anew whenever it has changed."""
+"""Reads a description that people edit by hand anew whenever it has changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def follow(path: Path, load: Callable[[Path], T], apply: Callable[[T], None], *, clock: Clock) -> None:
-    """Tell what the file says whenever it changes, for ever. A file that cannot be read changes nothing."""
+    """Pass on what the file says whenever it changes, for ever. A file that cannot be read changes
+    nothing.
+    """
     seen = _stamp(path)
     while True:
         await clock.sleep(POLL_SECONDS)

@@ -1,9 +1,9 @@
 """What is known of the health of GPUs and MIG devices, from what the driver answers and the XIDs it reports.
 
-A GPU that does not answer is kept as it was last seen, so that those who hold it are not forgotten. It is
-well again when it answers. After an XID that counts it is well again when it answers, the driver asks for
-nothing to be done about it, and QUIET_SECONDS have passed without another: NVIDIA's plugin waits for its own
-restart. An XID of a GPU is one of all its MIG devices.
+A GPU that does not answer is kept as it was last seen, so that its holders are not forgotten; it is healthy
+again when it answers. After an XID that counts, it is healthy again when it answers, the driver asks for no
+recovery action, and QUIET_SECONDS have passed without another such XID (NVIDIA's plugin keeps a GPU unhealthy
+until the plugin itself restarts). An XID of a GPU counts for all its MIG devices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Illness:
 
 
 class Health:
-    """The machine as last seen, with the health that follows. Times are seconds of one monotonic clock."""
+    """The machine as last seen, with the health of its devices. Times are seconds of one monotonic clock."""
 
     def __init__(self, policy: XidPolicy, found: Found) -> None:
         self._policy = policy
@@ -84,7 +84,9 @@ class Health:
             _log.warning("an XID makes a device unhealthy", device=uuid, reason=reason)
 
     def _meant(self, event: Xid) -> list[str]:
-        """The UUIDs of the MIG devices that an event is about, or of the GPUs if it is not about such."""
+        """The UUIDs of the MIG devices that an event is about, or of the GPUs if it is not about MIG
+        devices.
+        """
         gpus = [gpu for gpu in self._seen.gpus if event.uuid in (None, gpu.uuid)]
         if event.gpu_instance is not None:
             devices = [mig.uuid for gpu in gpus for mig in gpu.mig_devices if _concerns(event, mig)]

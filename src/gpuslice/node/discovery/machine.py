@@ -1,4 +1,4 @@
-"""What the kernel says about a machine and the driver does not: for its labels. Reads /sys."""
+"""What a node's labels say about the machine and only the kernel knows. Reads /sys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_machine(
     product_file: str = "/sys/class/dmi/id/product_name",
     timestamp: int | None = None,
 ) -> Machine:
-    """All that can be read; what cannot is missing. `root`: where the host's files are."""
+    """All that can be read; what cannot be read is missing. `root`: where the host's files are."""
     classes: dict[str, int] = {}
     vgpu = None
     for gpu in gpus:

@@ -20,7 +20,7 @@ from gpuslice.node.discovery.nvmlcalls import call
 
 MIB: Final = 2**20
 _UNKNOWN: Final = (Trouble.NOT_SUPPORTED, Trouble.NO_FUNCTION)
-"""An answer that this GPU or this driver does not have."""
+"""NVML's errors for an answer that this GPU or this driver does not have."""
 _BRANDS: Final = {
     1: "Quadro", 2: "Tesla", 3: "NVS", 4: "GRID", 5: "GeForce", 6: "Titan", 7: "NvidiaVApps", 8: "NvidiaVPC",
     9: "NvidiaVCS", 10: "NvidiaVWS", 11: "NvidiaVGaming", 12: "QuadroRTX", 13: "NvidiaRTX", 14: "Nvidia",
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class NvmlDriver:
-    """A `Driver`. `sysfs` tells which NUMA node a GPU is near."""
+    """A `Driver`. `sysfs` is where the kernel says which NUMA node a GPU is near."""
 
     def __init__(self, *, sysfs: Path = Path("/sys")) -> None:
         self._sysfs = sysfs
@@ -234,13 +234,15 @@ class NvmlDriver:
                 mig = call("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
                 found.append(_mig_device(device, mig, index, total_mib, profiles))
             except DriverError as error:
-                # Destroyed since the count, or never made: the others are still there.
+                # Destroyed since they were counted, or never made: later indexes may still have a device.
                 if error.trouble not in (Trouble.NOT_FOUND, Trouble.INVALID):
                     raise
         return tuple(found)
 
     def _numa_node(self, bus: str) -> int | None:
-        """As the kernel has it. NVML writes the PCI domain with eight digits, the kernel with four."""
+        """The NUMA node that the kernel names. NVML writes the PCI domain with eight digits, the kernel with
+        four.
+        """
         try:
             node = int((self._sysfs / "bus/pci/devices" / bus.lower()[4:] / "numa_node").read_text())
         except (OSError, ValueError):

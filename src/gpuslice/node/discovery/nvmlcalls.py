@@ -80,9 +80,10 @@ def initialise() -> None:
 
 
 def _try_to_load() -> None:
-    """Load the library in a process that may die of it, as of one that an interrupted update has cut short.
+    """Load the library in a process of its own first: a library that an interrupted update has cut short
+    kills it.
 
-    Raises DriverError if it does; what else is wrong the loading itself says.
+    Raises DriverError if that process dies; any other fault shows when the library is really loaded.
     """
     load = f"import ctypes; ctypes.CDLL({_LIBRARY!r})"
     command = [sys.executable, "-I", "-S", "-c", load]
@@ -177,7 +178,7 @@ def compute_instances(instance: Any, profile_id: int, limit: int) -> list[Any]:
 def _translated(name: str, error: Any) -> DriverError:
     trouble = _TROUBLES.get(error.value, Trouble.OTHER)
     sentence = SENTENCES.get(trouble, "NVIDIA's driver answers {name} with: {words}")
-    # Why the library was not loaded only the linker knows; the binding keeps it as the context. If there is
-    # none, the library itself lacks another one.
+    # Only the linker knows why the library was not loaded; the binding keeps its error as the context. If
+    # there is no context, NVML itself lacks another library.
     linker = error.__context__ or "it does not find another library of the driver"
     return DriverError(trouble, sentence.format(name=name, words=error, linker=linker))

@@ -1,5 +1,5 @@
-"""MIG through NVML: what can be made from a GPU, what is, and the partitioning. Functions of NVML's
-handles.
+"""MIG through NVML: what can be made of a GPU, which instances exist, and making and removing them. All
+functions take NVML's handles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A driver for GPUs on paper that behaves as NVIDIA's does: MIG modes, placements, refusals, XIDs, lost GPUs.
+"""A driver for simulated GPUs that behaves as NVIDIA's does: MIG modes, placements, refusals, XIDs, lost
+GPUs.
 
-Like NVIDIA's it reports no event when a GPU is partitioned or reset: whoever does that looks anew.
-What happens to the machine (`raise_xid`, `lose`, `reset`, ...) may come from any thread.
+Like NVIDIA's it reports no event when a GPU is partitioned or reset: whoever does that queries it anew. What
+happens to the machine (`raise_xid`, `lose`, `reset`, ...) may come from any thread.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class SimulatedDriver:
 
     # --- what happens to the machine --------------------------------------------------------------
     def describe(self, machine: PaperMachine) -> None:
-        """The description has changed: GPUs come and go, XIDs are added, a GPU is lost or found again.
+        """Take in a changed description: GPUs come and go, XIDs are added, a GPU is lost or found again.
 
-        MIG stays as it is on a GPU about whose MIG the description says the same as before.
+        A GPU's MIG state stays as it is unless the description of it has changed.
         """
         with self._news:
             states: dict[str, _State] = {}
@@ -107,7 +108,7 @@ class SimulatedDriver:
             self._emit(Changed())
 
     def use(self, gpu: str, gpu_instance: int, in_use: bool = True) -> None:
-        """A program runs in a GPU instance, or ends."""
+        """Record that a program runs in a GPU instance, or has ended."""
         mig = self._mig(gpu)
         (mig.busy.add if in_use else mig.busy.discard)(gpu_instance)
 
@@ -124,7 +125,7 @@ class SimulatedDriver:
         """Nothing to connect."""
 
     def listen(self) -> None:
-        """Nobody is overheard."""
+        """Nothing to do: all GPUs are listened to."""
 
     def query(self) -> Found:
         with self._news:
@@ -276,7 +277,7 @@ class DirectDriver:
 
 
 def _nobody() -> None:
-    """Nobody waits for news."""
+    """Nobody waits for events."""
 
 
 def _wake(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:

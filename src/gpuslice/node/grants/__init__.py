@@ -1,1 +1,1 @@
-"""What is given out on one node and whose it is: values and rules. Pure."""
+"""Which ids are given out on one node, and to which container: values and rules. Pure."""

@@ -1,7 +1,7 @@
-"""Which ids a container should get: GetPreferredAllocation's question, answered from values. Pure.
+"""Chooses the ids that a container should get: the answer to GetPreferredAllocation. Pure.
 
-The scheduler's plan is followed if it can be; a container without one, or whose planned GPU has no room any
-more, goes where the placement engine puts it, beside what other pods were promised.
+The scheduler's plan is followed if it can be. A container without a plan, or whose planned GPU has too little
+left, goes where the placement engine puts it, without what other pods were promised.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gpuslice.requests.pod import ContainerRequest, PodRequest, Role
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which `size` ids of a kind a container should get, and what that depends on.
+    """One choice to make, of `size` ids of a kind for a container, and all that it depends on.
 
-    `available` is what the kubelet offers, `held` what others have. `machine` says which GPUs are near to
-    each other, where that is known.
+    `available` is what the kubelet offers, `held` what others have. `machine` says which GPUs are near each
+    other, where that is known.
     """
 
     ids: DeviceIds
@@ -40,7 +40,7 @@ class Question:
     held: Sequence[Held]
     machine: Sequence[FoundGpu] = ()
     free: Mapping[str, Sequence[str]] = field(init=False)
-    """The ids that may be given out, by the UUID of their GPU: it is available and in the right mode."""
+    """The ids that may be given out, by the UUID of their GPU, which is available and in the right mode."""
 
     def __post_init__(self) -> None:
         taken: set[str] = set()
@@ -58,11 +58,11 @@ class Question:
         return self.ids.gpus
 
     def say(self, count: int) -> str:
-        """So much of that kind, for a sentence."""
+        """The amount as messages name it."""
         return self.kind.say(self.gpus, count)
 
     def take(self, gpus: Sequence[str]) -> tuple[str, ...] | None:
-        """Equal parts from each of these GPUs, or None if one has not enough."""
+        """Ids in equal parts from each of these GPUs, or None if one has too few."""
         if not gpus or self.size % len(gpus):
             return None
         each = self.size // len(gpus)
@@ -71,12 +71,12 @@ class Question:
         return tuple(device_id for uuid in gpus for device_id in self.free[uuid][:each])
 
     def free_gpus(self, but: str = "") -> list[FreeGpu]:
-        """What is left of each GPU once every planned pod but that one has come into its own."""
+        """What is left of each GPU once every planned pod but that one has got what was planned for it."""
         promised, busy = self._promised(but)
         free_gpus = []
         for gpu in self.gpus.gpus:
             spare = len(self.free.get(gpu.uuid, ()))
-            # What the kubelet does not offer is no choice, however little it is.
+            # A whole GPU of which the kubelet offers nothing cannot be chosen.
             offered = spare or not self.kind.whole or gpu.uuid in busy
             left = self.kind.mib(self.gpus, gpu.uuid, spare) - promised.get(gpu.uuid, 0)
             known = gpu if offered else gpu.closed("the kubelet does not offer it")
@@ -87,7 +87,7 @@ class Question:
         """MiB of each GPU that pods are still to get, and the GPUs that are held or promised."""
         promised: dict[str, int] = {}
         busy: set[str] = {uuid for holding in self.held for uuid in holding.gpus}
-        # Ids of another plugin (gpushare's, before us) name no GPU: where their pod is only its record says.
+        # Ids of another plugin (gpushare's, before us) name no GPU: only the pod's record says where it is.
         owned = {holding.owner for holding in self.held if holding.gpus}
         for pod in self.pods.values():
             if pod.uid == but or not pod.alive or pod.planned is None:
@@ -136,16 +136,16 @@ def beside(question: Question, kept: Sequence[str]) -> tuple[str, ...] | Verdict
 def choose(
     question: Question, waiting: Sequence[WaitingContainer]
 ) -> tuple[tuple[str, ...], Owner | None] | Verdict:
-    """The ids and the container that they are probably for, or why there are none.
+    """The ids, and the container that they are probably for; or why there are none.
 
-    Where nobody planned it, whole GPUs are near to each other.
+    Whole GPUs that no scheduler planned are chosen near each other.
     """
     if not question.kind.whole and (safe := _safe_for_all(question, waiting)):
         return safe
     for one in waiting:
         for gpus in _favourites(question, one):
             if gpus != one.planned:
-                # Not where it was planned: what others were promised there stays theirs.
+                # It cannot go where it was planned; what others were promised on other GPUs stays theirs.
                 least = question.gpus.unit.to_mib(question.size)
                 if any(r.gpu.uuid in gpus and r.free_mib < least for r in question.free_gpus(one.pod.uid)):
                     continue
@@ -167,7 +167,7 @@ def choose(
 def _near(
     question: Question, free_gpus: Sequence[FreeGpu], gpus: tuple[str, ...], kept: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """As many whole GPUs, the nearest to each other that are free; `kept` are there already."""
+    """As many free whole GPUs as asked for, nearest to each other; `kept` are among them already."""
     uuids = {gpu.uuid for gpu in question.machine if gpu.links}
     wanted = {*gpus, *kept}
     if not question.kind.whole or len(wanted) < 2 or not wanted <= uuids:
@@ -182,7 +182,7 @@ def _untouched(question: Question, free_gpus: Sequence[FreeGpu]) -> list[FreeGpu
 
 
 def _more(question: Question, kept: Sequence[str], missing: int) -> Sequence[str]:
-    """Ids for a container beside those that it has, not promised to other pods if that can be."""
+    """More ids for a container that has some; ids that are promised to other pods come last."""
     asking = ContainerRequest("", Role.APP, question.kind, missing)
     pod = next((h.owner.uid for h in question.held if h.owner and h.ids & frozenset(kept)), "")
     for alone in (False, True):
@@ -196,11 +196,11 @@ def _more(question: Question, kept: Sequence[str], missing: int) -> Sequence[str
 def _safe_for_all(
     question: Question, waiting: Sequence[WaitingContainer]
 ) -> tuple[tuple[str, ...], Owner] | None:
-    """A GPU that is right whichever of these containers is asking, if an init container is among them.
+    """A GPU that is right whichever of these containers is asking, if an init container is among them; None
+    if there is no doubt, or no such GPU.
 
     What a pod's init container gets binds the containers after it to that GPU, and they may need more. So
     containers of this size are not interchangeable: where another was planned, the pod may not fit.
-    None if there is no doubt, or no such GPU.
     """
     needs = [_need_here(one) for one in waiting]
     if len(set(needs)) < 2 or any(one.container.across > 1 for one in waiting):
@@ -215,7 +215,8 @@ def _safe_for_all(
             left.get(uuid, 0) + _promised_to(one.pod, uuid) >= question.gpus.unit.to_mib(need)
             for one, need in zip(waiting, needs, strict=True)
         ):
-            # An init container shows itself by the next call, which takes its ids over; the others do not.
+            # The next call shows whether it was an init container: it takes over an init container's ids and
+            # no others.
             modest = [one for one, need in zip(waiting, needs, strict=True) if need == min(needs)]
             return taken, next((w.owner for w in modest if w.planned == (uuid,)), modest[0].owner)
     return None
@@ -235,7 +236,7 @@ def _promised_to(pod: NodePod, uuid: str) -> int:
 
 
 def _favourites(question: Question, one: WaitingContainer) -> list[tuple[str, ...]]:
-    """GPUs to try: where the pod's other containers are already, then where it was planned."""
+    """GPUs to try: first those where the pod's other containers are already, then the planned ones."""
     if one.pod.planned is None:
         return []
     planned = one.planned

@@ -1,4 +1,4 @@
-"""Which container gets the ids that a kubelet gives out, by what waits and what was given before. Pure."""
+"""Decides which container gets the ids of an Allocate, by who waits and what was given out before. Pure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def _run(
 def claimant(
     table: GrantTable, kind: Kind, size: int, gpus: Mapping[str, int], waiting: Sequence[WaitingContainer]
 ) -> Owner | Verdict | None:
-    """Who gets ids that nobody holds: of those that wait for as much, the likeliest that they suit."""
+    """Who gets ids that nobody holds: of the containers that wait for as much, the likeliest that the ids
+    suit.
+    """
     if kind.whole:
         return waiting[0].owner if waiting else None
     even = len(set(gpus.values())) == 1
@@ -112,7 +114,7 @@ def claimant(
 
 
 def scattered(node: NodeGpus, gpus: Mapping[str, int], size: int) -> Verdict:
-    """What is left does not lie on as few GPUs as it must."""
+    """Why a container gets no ids: what is left does not lie on as few GPUs as it must."""
     parts = ", ".join(
         f"{node.unit.say(count)} on GPU {gpu.index}"
         for uuid, count in gpus.items()

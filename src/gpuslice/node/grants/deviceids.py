@@ -1,4 +1,4 @@
-"""Device ids: what a kubelet counts, each of which names the GPU that it is a part of.
+"""Device ids: the words that a kubelet counts. Each one names the GPU that it is a part of.
 
 One id of gpu-mem stands for one unit of one GPU's memory: `<tag>-<j>`, where the tag is four base36 digits
 of sha256(UUID) and j is the unit's number in base36. A whole GPU's id is its UUID, as NVIDIA's
@@ -74,7 +74,7 @@ class DeviceIds:
         return {uuid: tuple(device_id for _, device_id in sorted(found[uuid])) for uuid in order}
 
     def listed(self, kind: Kind) -> Sequence[tuple[str, bool]]:
-        """What ListAndWatch tells: (id, healthy).
+        """What ListAndWatch reports: (id, healthy).
 
         "Unhealthy" is a longer word than "Healthy": if many sick GPUs made the message too large, the ids
         of the last of them are left out, which a kubelet takes as just as unusable.
@@ -105,7 +105,7 @@ def smallest_unit(gpus: NodeGpus) -> MemoryUnit:
 
 
 def check_unit(gpus: NodeGpus) -> None:
-    """Raises InputError, naming the smallest unit that works, if a kubelet could not take the list."""
+    """Raises InputError, naming the smallest unit that works, if the list is too large for a kubelet."""
     if message_size(gpus) > MESSAGE_LIMIT:
         raise InputError(
             f"{gpus.unit} is too fine for this node: its {sum(map(gpus.units_of, gpus.gpus))} ids do not fit "
@@ -140,7 +140,7 @@ def _tags(uuids: Iterable[str]) -> dict[str, str]:
 @lru_cache(maxsize=1 << 14)
 def _unit(number: str) -> int:
     """The unit that an id ends with, or -1 if we write none so. A kubelet offers the same ids often."""
-    # Six digits are more units than MAX_UNITS has room for on one GPU; int() of a long text is slow.
+    # Six digits are more units than MAX_UNITS allows on one GPU; int() of a long text is slow.
     if not 1 <= len(number) <= 6 or not set(number) <= set(_DIGITS):
         return -1
     unit = int(number, 36)

@@ -1,4 +1,4 @@
-"""Who holds which ids, and who still waits for some: the values that the ledger is made of. Pure."""
+"""The values that the ledger is made of: who holds which ids, and who still waits for some. Pure."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Held:
     since: float
 
     def bars(self, kind: Kind) -> bool:
-        """A GPU is used in one way at a time: True if its GPUs give no ids of that kind meanwhile."""
+        """True if its GPUs give no ids of that kind meanwhile: a GPU is used in one way at a time."""
         return self.kind != kind
 
 
 class GrantCode(Reason):
-    """Why a container gets no ids, or may not start with those that it has; besides what the engine says."""
+    """Why a container gets no ids, or may not start with those that it has; beside the engine's own codes."""
 
     UNKNOWN_IDS = "ids_unknown"
     IDS_TAKEN = "ids_of_another_container"

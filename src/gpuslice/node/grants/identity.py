@@ -1,8 +1,8 @@
-"""Whose ids they are: pod-resources' word, taken into the table before any process of a container runs. Pure.
+"""Learns from pod-resources whose ids are whose, before any process of a container runs. Pure.
 
-A guess that was wrong is swapped with the one it was confused with: containers that ask for the same are
-interchangeable, their records must only say so. pod-resources does not list ordinary init containers: theirs
-is found by the ids that they share with other containers of their pod, or by elimination.
+The owner of a wrong guess is swapped with the container that it was confused with: containers that ask for
+the same are interchangeable, as long as their records are true. pod-resources does not list ordinary init
+containers: their ids are found by sharing ids with other containers of their pod, or by elimination.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def identify(
 ) -> Identity | Unsure | Verdict:
     """Whose container is about to start with these ids.
 
-    `fresh`: `pods` was read from the API server just now, so what it lacks does not exist.
+    `fresh`: `pods` was read from the API server just now, so a pod that it lacks does not exist.
     """
     listing = list(listing)
     wanted = frozenset(ids)
@@ -94,7 +94,7 @@ def learn(
     *,
     starting: frozenset[str] = frozenset(),
 ) -> None:
-    """Take pod-resources' word for who holds what. Repeating it changes nothing.
+    """Take over from pod-resources who holds what. Repeating it changes nothing.
 
     `starting`: the ids of a container that is about to start.
     """
@@ -124,10 +124,11 @@ def learn(
 def _named(
     table: GrantTable, listing: Sequence[PodResources], pods: Mapping[str, NodePod], starting: frozenset[str]
 ) -> list[tuple[PodResources, NodePod | None]]:
-    """Each entry with the pod that it speaks of, None if that is not known.
+    """Each entry with the pod that it is about, None if that is not known.
 
-    While a pod that was deleted by force still ends, it and its successor have one name. What ends starts no
-    container; else the entry stays that was certain, else the later grant is the later pod's.
+    While a pod that was deleted by force still ends, its successor may have the same name. The ending pod
+    starts no container; otherwise an entry that was certain stays so, and otherwise the later grant belongs
+    to the later pod.
     """
     by_key = {pod.key: pod for pod in pods.values()}
     entries: dict[str, list[PodResources]] = {}
@@ -183,15 +184,16 @@ def _learn_one(
         table.hand_over(holding, owner, pods)
         table.give(holding.serial, owner, certain=True)
     elif (taken_for := pods.get(holding.owner.uid) if holding.owner else None) and taken_for.key != key:
-        # That guess was wrong: it waits still. Whose they are is gone from the API server, or not told yet.
+        # That guess was wrong: the container still waits. The real owner is gone from the API server, or not
+        # known yet.
         table.change(holding, None, certain=False)
 
 
 def _learn_inits(table: GrantTable, entry: PodResources, pod: NodePod) -> None:
     """Grants that share ids with what the pod certainly has were its init containers'.
 
-    And so on from each to the next: a container gets a random subset of what the init containers before it
-    leave, and that may miss all the ids of one of them.
+    So it goes on from each such grant to the next: a container gets a random subset of what the init
+    containers before it leave, and that subset may miss all the ids of one of them.
     """
     for kind in sorted({h.kind for h in table.held() if not h.certain}, key=lambda kind: kind.resource):
         unsure = [h for h in table.held() if h.kind == kind and not h.certain]
@@ -262,10 +264,10 @@ def _unlisted(
     *,
     fresh: bool,
 ) -> Identity | Unsure | Verdict:
-    """An init container of whose ids pod-resources has no word: no listed container has one of them.
+    """The init container whose ids pod-resources does not list in any container.
 
     Its pod's other containers ask for nothing, or got other ids of those that its init containers left. Pods
-    that ask for the same in this way cannot be told apart; nor need they be, but by name.
+    that ask for the same in this way cannot be told apart; only their names would matter.
     """
     holding = next((h for h in table.held() if h.kind == kind and h.ids == ids), None)
     owner = _known_init(holding, pods)
@@ -301,10 +303,10 @@ def _by_elimination(
     *,
     fresh: bool,
 ) -> Owner | None:
-    """An init container of that size of which nothing is known; who was taken for the owner comes first.
+    """An init container of that size of which nothing is known; the guessed owner comes first.
 
-    That other containers of its pod are listed, but with other ids, comes of a sidecar that keeps all that
-    was left before, or of a former run of the agent that wrote its grant down. Then all pods must be known.
+    Other containers of its pod may be listed with other ids: then a sidecar keeps all that was left before,
+    or a former run of the agent wrote the grant down. All pods must be known for that.
     """
     living = [pod for pod in pods.values() if pod.alive]
     alone = [pod for pod in living if _only_init(pod, kind)]
@@ -314,7 +316,8 @@ def _by_elimination(
         return guess
     gpus = table.ids.per_gpu(kind, ids).keys()
     near = [p for p in listed if any(h.certain and h.gpus.keys() & gpus for h in table.held_by(p.uid))]
-    # Who has a name by elimination may have another's, who is gone: one of the living has these ids.
+    # An owner found by elimination may really hold the ids of a container that is gone: then one of the
+    # living has these ids.
     held = table.held()
     rounds = ((held, alone), (held, near), (held, listed), ((), alone if fresh else ()), ((), near))
     return next((found[0] for known, some in rounds if (found := inits(known, kind, len(ids), some))), None)
@@ -343,7 +346,7 @@ def _in_order(
         clash = other.bars(holding.kind) and other.gpus.keys() & holding.gpus.keys()
         twice = other.kind == holding.kind and other.ids & holding.ids
         same = other.owner is not None and other.owner.uid == identity.pod.uid
-        # What has ended, as the API server and kubelet agree, waits here for the next reconciliation.
+        # Grants that are over, as the API server and kubelet agree, stay here until the next reconciliation.
         ended = is_over(other, pods) and not _lists(listing, other)
         if (clash or twice) and not same and other.certain and not ended:
             return Verdict(

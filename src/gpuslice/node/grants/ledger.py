@@ -1,10 +1,10 @@
 """The ledger: which ids are given out, from Allocate until nobody has them. The heart of the agent, pure.
 
-A kubelet asks for ids without saying for whom, in no useful order, and sometimes offers ids that are in
-use. So the ledger keeps what Allocate gave out until pod-resources and the API server agree that the pod is
-gone, and until its processes are, which both forget if it is deleted by force; it guesses the owner at first
-(`choosing`, `claiming`) and learns it from pod-resources before any process of the container runs
-(`identity`).
+A kubelet asks for ids without saying for whom, in no useful order, and sometimes offers ids that are in use.
+So the ledger keeps what Allocate gave out until pod-resources and the API server agree that the pod is gone,
+and until its processes have ended too: both forget a pod that is deleted by force while its processes still
+run. The ledger guesses the owner at first (`choosing`, `claiming`) and learns it from pod-resources before
+any process of the container runs (`identity`).
 """
 
 from __future__ import annotations
@@ -76,13 +76,15 @@ class Ledger:
     def set_gpus(self, gpus: NodeGpus, plain: Sequence[Gpu] | None = None) -> None:
         """The node's GPUs have changed, their health, or how they are announced.
 
-        `plain`: the devices as they would be if none were shared; None: so they are.
+        `plain`: the devices as they would be if none were shared; None if none is shared.
         """
         self._wanted, self._plain = gpus, gpus.gpus if plain is None else plain
         self._settle()
 
     def _settle(self) -> None:
-        """Close what is held in another way than it is announced; open what has become free."""
+        """Close devices that are held in another way than they are announced; open those that have become
+        free.
+        """
         settled = settle(self._wanted, self._plain, self.gpus, self._table.held())
         if settled != self.gpus:
             self._table.ids = DeviceIds(settled)
@@ -95,7 +97,7 @@ class Ledger:
 
     @property
     def calls(self) -> int:
-        """How many calls of the kubelet there were: it makes them one after the other."""
+        """How many Allocate calls the kubelet has made: it makes them one after the other."""
         return self._table.calls
 
     def held(self) -> list[Held]:
@@ -103,15 +105,17 @@ class Ledger:
         return self._table.held()
 
     def take_touched(self) -> set[str]:
-        """Uids of the pods of which something else is known than when this was last asked."""
+        """Uids of the pods about which anything has changed since the last call."""
         return self._table.take_touched()
 
     def planned(self, pod: NodePod) -> Allocation | None:
-        """Where a pod's containers are meant to be: the scheduler's plan with the parts that were swapped."""
+        """Where a pod's containers are meant to be: the scheduler's plan, except for the parts that were
+        swapped.
+        """
         return self._table.planned(pod)
 
     def held_by(self, uid: str) -> list[Held]:
-        """What a pod is taken to hold, whether it is certain or not."""
+        """What a pod is believed to hold, certain or guessed."""
         return self._table.held_by(uid)
 
     def is_swapped(self, uid: str) -> bool:
@@ -136,7 +140,8 @@ class Ledger:
         question = Question(self.ids, kind, size, available, pods, (*held, *ghosts), self.machine)
         answer = self._answer(question, must_include)
         if isinstance(answer, Verdict) and ghosts:
-            # Who gets theirs has to wait at its start until they have ended, which is better than none.
+            # A container that gets their ids must wait at its start until they have ended, which is better
+            # than no ids.
             answer = self._answer(replace(question, held=held), must_include)
         return answer
 
@@ -150,7 +155,8 @@ class Ledger:
         return chosen[0]
 
     def is_doubtful(self, pods: Mapping[str, NodePod]) -> bool:
-        """True if what was preferred last is for nobody known, or not where the scheduler counts it.
+        """True if the ids that were preferred last are for no known container, or not where the scheduler
+        counts it.
 
         Either may come from ids that are held for a container that does not have them.
         """
@@ -188,7 +194,7 @@ class Ledger:
             return refusal
         shared = [h for h in self._table.held() if h.kind == kind and h.ids & wanted]
         for holding in [h for h in shared if is_over(h, pods)]:
-            # The API server says that its pod is over, and the kubelet by giving its ids to another.
+            # The API server says that its pod is over, and so does the kubelet, by giving its ids to another.
             shared.remove(holding)
             self._table.release(holding)
             (self._displaced if self._lingers(holding) else self._over).append(holding)
@@ -233,7 +239,8 @@ class Ledger:
     def sharing(self, found: identity.Identity) -> list[str]:
         """The containers of a pod that have exactly these ids, in the order of their start.
 
-        Also init containers of that size of which nothing is known: a former run of the agent wrote theirs.
+        Also init containers of that size of which nothing is known: a former run of the agent may have
+        written their grants.
         """
         held, uid = found.held, found.pod.uid
         known = {h.owner.container: h for h in self._table.held_by(uid) if h.certain and h.owner}
@@ -243,7 +250,9 @@ class Ledger:
         return sorted({found.container} | same | lost, key=order.index)
 
     def doubt(self, uid: str) -> None:
-        """The API server says that this incarnation is gone: who was taken for it may be its successor."""
+        """Make a guess uncertain: the API server says that this incarnation is gone, so its successor may
+        have the ids.
+        """
         for holding in self.held():
             if holding.owner is not None and holding.owner.uid == uid:
                 self._table.change(holding, None, certain=False)
@@ -261,10 +270,10 @@ class Ledger:
     ) -> list[Held]:
         """Release what pod-resources and the API server agree is over; returns what was released.
 
-        `calls`: what `self.calls` was when the listing was asked for. A grant of an earlier call is known
-        to the kubelet by then, since it makes its calls one after the other. `fresh`: `pods` was read from
-        the API server after that call, so it has every pod that the kubelet may have admitted. Unless `pods`
-        is `complete` nothing is released because no pod is known that has it.
+        `calls`: what `self.calls` was when the listing was asked for. A grant of an earlier call is known to
+        the kubelet by then, since it makes its calls one after the other. `fresh`: `pods` was read from the
+        API server after that call, so it has every pod that the kubelet may have admitted. Only if `pods` is
+        `complete` are ids released because no known pod has them.
         """
         listing = list(listing)
         identity.learn(self._table, listing, pods, now)
@@ -289,12 +298,14 @@ class Ledger:
         return released
 
     def lingers(self, pods: Mapping[str, NodePod]) -> bool:
-        """True if something is kept only because it has not ended on the node, or may be a pod's to come."""
+        """True if something is kept only because its pod has not ended on the node, or because a pod still to
+        come may own it.
+        """
         over = any(is_over(holding, pods) for holding in self._table.held())
         return bool(self._displaced) or over or self.has_strangers(pods)
 
     def has_strangers(self, pods: Mapping[str, NodePod]) -> bool:
-        """True if ids are given out and no pod is known that may have them."""
+        """True if ids are given out that no known pod may have."""
         return any(
             not holding.certain and (holding.owner is None or holding.owner.uid not in pods)
             for holding in self._table.held()
@@ -302,11 +313,13 @@ class Ledger:
 
     # --- inside -----------------------------------------------------------------------------------
     def _lingers(self, holding: Held) -> bool:
-        """True if its pod is gone but for its processes. One that is not certain has started none."""
+        """True if its pod is gone except for its processes. A grant that is not certain has started none."""
         return holding.certain and holding.owner is not None and holding.owner.uid in self.lingering
 
     def _settle_displaced(self) -> list[Held]:
-        """What has ended since its ids were given to others. Of the rest, what nobody has is the holder's."""
+        """Settle grants whose ids were given to others: those that have ended are returned, and each of the
+        rest is put back once nobody else has its ids.
+        """
         waiting, self._displaced = self._displaced, []
         ended = [holding for holding in waiting if not self._lingers(holding)]
         for holding in waiting:
@@ -319,11 +332,11 @@ class Ledger:
         return ended
 
     def _may_live(self, holding: Held, pods: Mapping[str, NodePod], now: float, *, fresh: bool) -> bool:
-        """True if ids that pod-resources does not list may be somebody's all the same.
+        """True if ids that pod-resources does not list may belong to a container all the same.
 
-        Only those of ordinary init containers are never listed. So who was taken for the owner and is
-        another kind of container did not get these ids: it waits still. The one that got them is gone, or is
-        an init container; which can be ruled out if all pods are known.
+        Only ordinary init containers are never listed. So a guessed owner that is another kind of container
+        did not get these ids: it still waits. The container that got them is gone, or is an init container;
+        the latter can be ruled out if all pods are known.
         """
         pod = pods.get(holding.owner.uid) if holding.owner else None
         alive = pod is not None and pod.alive
@@ -353,7 +366,9 @@ class Ledger:
     def _claim(
         self, kind: Kind, ids: frozenset[str], gpus: Mapping[str, int], pods: Mapping[str, NodePod]
     ) -> Owner | Verdict | None:
-        """Who gets ids that nobody holds: the container that they were chosen for, or whom they suit."""
+        """Who gets ids that nobody holds: the container that they were chosen for, else one that they
+        suit.
+        """
         if self._preferred is not None and self._preferred[:2] == (kind, ids):
             meant = self._preferred[2]
             if meant is None or self._waits(meant, kind, len(ids), pods):

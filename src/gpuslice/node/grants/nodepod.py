@@ -20,8 +20,8 @@ from gpuslice.units import read_digits
 class NodePod:
     """What a pod asks for and where it was planned.
 
-    `alive`: its containers may still touch a GPU. `since`: Unix nanoseconds of its bind, 0 if nobody
-    wrote them. `problem`: the sentence why its request cannot be read (it then asks for nothing here).
+    `alive`: its containers may still touch a GPU. `since`: Unix nanoseconds of its bind, 0 if nobody wrote
+    them. `problem`: a sentence that says why its request cannot be read (it then asks for nothing here).
     """
 
     uid: str
@@ -36,7 +36,9 @@ class NodePod:
     problem: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     key: str = field(init=False)
-    """`namespace/name`. A field, since every start of a container looks at those of all pods."""
+    """`namespace/name`. A field and not a property, since every start of a container reads the keys of all
+    pods.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
@@ -45,11 +47,11 @@ class NodePod:
 def read_pod(pod: Pod, gpus: NodeGpus, known: NodePod | None = None) -> NodePod:
     """Read a pod of this node. Never raises: what cannot be read becomes `problem`.
 
-    `known`: what was read of it before. Of annotations that have become unreadable since, that still counts.
+    `known`: what was read of it before, which still counts where annotations have become unreadable since.
     """
     try:
         return _read(pod, gpus, known)
-    except Exception as error:  # nobody foresaw it: what was known stays, and a stranger is given nothing
+    except Exception as error:  # unforeseen: what was known stays, and a pod not known before gets nothing
         if known is not None:
             return replace(known, alive=not has_ended(pod))
         problem = f"{type(error).__name__}: {error}"[:200]
@@ -84,10 +86,10 @@ def _read(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> NodePod:
 
 
 def _spread(pod: Pod, gpus: NodeGpus, known: NodePod | None) -> Mapping[str, int]:
-    """On how many GPUs each container is: as was known first, since it is fixed at bind, else by its record.
+    """On how many GPUs each container is: as first known, since that is fixed at bind, else as its record
+    says.
 
-    A record changes: it also tells of a container that kubelet gave ids on too few GPUs, and that is not let
-    start.
+    A record changes: it also lists a container that kubelet gave ids on too few GPUs, and that may not start.
     """
     if known is not None and known.request:
         return {c.name: c.across for c in known.request.containers}

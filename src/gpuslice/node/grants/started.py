@@ -1,7 +1,7 @@
-"""Which pods' containers were let start with which ids: what may run, whoever forgets it. Pure.
+"""Remembers which pods' containers were allowed to start with which ids, and so may still run. Pure.
 
-kubelet and the API server forget a pod that is deleted by force while its processes run on; so before
-another container starts with its ids, it is looked up here whose they were.
+kubelet and the API server forget a pod that is deleted by force while its processes run on; so before another
+container starts with the same ids, their former holder is looked up here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuslice.requests.kinds import Kind
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A container's start. `devices`: UUIDs. `ids` are unknown if only a file of a former run tells."""
+    """A container's start. `devices`: UUIDs. `ids` are unknown if only a file of a former run is there."""
 
     uid: str
     pod: str
@@ -37,7 +37,7 @@ class StartedContainers:
         self._all: dict[str, Started] = {}
 
     def note(self, folder: str, started: Started) -> None:
-        """It may run from now on; it is the only one with these ids."""
+        """The container may run from now on, as the only one with these ids."""
         self._all[folder] = started
 
     def __contains__(self, folder: str) -> bool:
@@ -57,7 +57,7 @@ class StartedContainers:
     ) -> dict[str, str]:
         """Those of the pods `uids` that have to end before a container starts: namespace/name by uid.
 
-        `gpus`: on which the ids are.
+        `gpus`: the GPUs on which the ids are.
         """
         wanted, devices = frozenset(ids), frozenset(map(device_of, gpus))
         return {

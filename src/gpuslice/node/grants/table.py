@@ -1,6 +1,6 @@
 """The grants of one node: who has which ids, by guess or for certain, and which plans were swapped. Pure.
 
-It knows nothing of why: `ledger` writes what a kubelet is given, `identity` whose it turned out to be.
+It only stores: `ledger` writes what a kubelet is given, `identity` whose it turned out to be.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class GrantTable:
         return written
 
     def locate(self) -> None:
-        """Say on which GPUs those ids are of which that was not known, the GPUs being others now."""
+        """Note on which GPUs ids are that could not be located before: the node's GPUs have changed."""
         for holding in self.held():
             if not holding.gpus and (gpus := self._located(holding.kind, holding.ids)):
                 self._put(replace(holding, gpus=gpus))
@@ -70,7 +70,7 @@ class GrantTable:
     def _located(self, kind: Kind, ids: frozenset[str]) -> dict[str, int]:
         found = {uuid: len(mine) for uuid, mine in self.ids.per_gpu(kind, ids).items()}
         if kind.whole:
-            # A device that is announced by another name now is held all the same.
+            # A device that is now announced by another name is held all the same.
             found |= {uuid: 1 for uuid in sorted(ids) if self.ids.gpus.find(uuid)}
         return found
 
@@ -85,7 +85,7 @@ class GrantTable:
         self._put(holding)
 
     def give(self, serial: int, owner: Owner, *, certain: bool) -> None:
-        """Make a container the owner of a grant; who was taken for it gets the other's in return."""
+        """Make a container the owner of a grant; the guessed owner gets that container's grant in return."""
         holding = self._held[serial]
         if holding.owner == owner and (holding.certain or not certain):
             return
@@ -97,7 +97,7 @@ class GrantTable:
         self.change(holding, owner, certain=certain)
 
     def change(self, holding: Held, owner: Owner | None, *, certain: bool) -> None:
-        """Say of one grant whose it is, whatever the others are."""
+        """Record the owner of one grant; the other grants stay as they are."""
         self._put(replace(holding, owner=owner, certain=certain))
         self._touched |= {one.uid for one in (holding.owner, owner) if one is not None}
 
@@ -123,7 +123,9 @@ class GrantTable:
 
     # --- plans ------------------------------------------------------------------------------------
     def planned(self, pod: NodePod) -> Allocation | None:
-        """Where a pod's containers are meant to be: the scheduler's plan with the parts that were swapped."""
+        """Where a pod's containers are meant to be: the scheduler's plan, except for the parts that were
+        swapped.
+        """
         if pod.planned is None:
             return None
         grants: list[Grant] = []
@@ -140,9 +142,10 @@ class GrantTable:
         return any(owner.uid == uid for owner in self._plans)
 
     def hand_over(self, holding: Held, owner: Owner, pods: Mapping[str, NodePod]) -> None:
-        """Before `give`: an owner that turned up at another's place leaves his own to that one.
+        """Before `give`: an owner that turned up where another container was planned leaves its own place to
+        that container.
 
-        The other is who was taken for the owner or, if that is forgotten, somebody who was planned there.
+        That container is the guessed owner or, if the guess is forgotten, one that was planned there.
         """
         pod = pods.get(owner.uid)
         place = self._place(owner, pods)
@@ -155,7 +158,7 @@ class GrantTable:
             self.replan(displaced, place)
 
     def replan(self, owner: Owner, gpus: tuple[str, ...]) -> None:
-        """A container that waits will find room there."""
+        """Plan a waiting container onto GPUs where there is enough for it."""
         self._plans[owner] = gpus
         self._touched.add(owner.uid)
 

@@ -1,9 +1,9 @@
-"""A GPU is used in one way at a time, and in another as soon as it is free. Pure.
+"""Changes the mode of a GPU as soon as it is free, since a GPU is used in one way at a time. Pure.
 
-What a node announces changes when its configuration does: whole GPUs and shares of their memory become
-replicas, replicas become others. Containers keep what they hold all the same. So a device of which something
-is held in another way than it is announced is given to nobody until that is given back; what is held stays
-in the list, so that all who read it know whose it is.
+What a node announces changes with its configuration: whole GPUs and shares of their memory become replicas,
+replicas become other replicas. Containers keep what they hold all the same. So a device that is held in
+another way than it is announced is given to nobody until it is given back; what is held stays in the list, so
+that every reader knows its holder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHANGING: Final = "it changes its use as soon as nobody holds it"
 
 
 def settle(wanted: NodeGpus, plain: Sequence[Gpu], known: NodeGpus, held: Iterable[Held]) -> NodeGpus:
-    """The devices with those closed that change their mode, and with what is held of these.
+    """The devices, closed where they are changing their mode, together with what is still held of those.
 
     `wanted` as they are announced, `plain` as they would be if none were shared, `known` as they were last.
     """
@@ -49,7 +49,7 @@ def _held(held: Iterable[Held], plain: Sequence[Gpu], wanted: NodeGpus) -> Itera
     for holding in held:
         found: Collection[str] = holding.gpus
         if not found and not holding.kind.whole:
-            # Of these ids only the devices as they were can tell.
+            # Only the former devices tell what these ids are.
             ids = ids or DeviceIds(NodeGpus(tuple(plain), wanted.unit))
             found = ids.per_gpu(holding.kind, holding.ids)
         for uuid in found or holding.ids:

@@ -1,1 +1,1 @@
-"""How a container gets its devices: the answer to Allocate and the files behind it."""
+"""How a container gets its devices: the response to Allocate and the files behind it."""

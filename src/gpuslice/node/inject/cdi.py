@@ -1,8 +1,8 @@
 """CDI specifications: what a container runtime does to a container that is given a device by name. Pure.
 
-The kind and the names are those that `answers` gives; the contents are what NVIDIA's toolkit writes, so that
-a runtime without that toolkit can start GPU containers, too. Sources: Container Device Interface 0.5;
-NVIDIA Container Toolkit `pkg/nvcdi`.
+The kind and the names are those of `response`; the contents are what NVIDIA's toolkit writes, so that a
+runtime without that toolkit can start GPU containers, too. Sources: Container Device Interface 0.5; NVIDIA
+Container Toolkit `pkg/nvcdi`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def file_name(kind: str = "gpu") -> str:
 def gpu_spec(
     devices: Sequence[InjectedDevice], driver: DriverFiles, flags: Flags, *, control_nodes: Sequence[str] = ()
 ) -> Json:
-    """The specification of whole GPUs and MIG devices, each by its name; as NVIDIA's, without one for all."""
+    """The specification of whole GPUs and MIG devices, each by its name; like NVIDIA's, but without the
+    device `all`.
+    """
     named = [(device_name(device, flags), device.nodes) for device in devices]
     return {
         "cdiVersion": VERSION,
@@ -39,7 +41,8 @@ def gpu_spec(
             {"name": name, "containerEdits": {"deviceNodes": _nodes(nodes, flags)}} for name, nodes in named
         ],
         "containerEdits": {
-            # The second, else NVIDIA's runtime, where it is there as well, would add what the image names.
+            # The second variable, else NVIDIA's runtime, where there is one, would add the devices that the
+            # image names.
             "env": [f"NVIDIA_CTK_LIBCUDA_DIR={driver.libcuda_folder}", f"{names.VISIBLE_DEVICES}=void"],
             "deviceNodes": _nodes(control_nodes, flags),
             "mounts": _mounts(driver, flags),

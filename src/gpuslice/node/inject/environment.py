@@ -1,4 +1,4 @@
-"""What a container is told of what it holds, beside its devices: gpushare's variables, slice.json. Pure."""
+"""What a container can read about its share, beside its devices: gpushare's variables, slice.json. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def environment(held: Held, pod: NodePod | None, gpus: NodeGpus) -> Mapping[str,
     mine = [gpu for uuid in held.gpus if (gpu := gpus.find(uuid)) is not None]
     return {
         names.MEM_IDX: ",".join(str(gpu.index) for gpu in mine),
-        # The one value that no id tells: right unless a pod of another total waits for as much, too.
+        # The one value that the ids do not give: right unless a pod with another total waits for as much,
+        # too.
         names.MEM_POD: str(pod.request.units if pod else len(held.ids)),
         names.MEM_CONTAINER: str(len(held.ids)),
         names.MEM_DEV: str(gpus.units_of(mine[0])),

@@ -1,7 +1,7 @@
 """A program that is called nvidia-smi in containers with simulated GPUs, where there is no driver. Pure.
 
 It lists the container's devices as the driver's own tool would, so that articles and scripts that look at
-them work without a GPU. It is for `sh` alone: an image may have nothing else.
+them work without a GPU. It is a script for `sh` alone: an image may have nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuslice.devices.listing import inside, listing
 
 NAME: Final = "nvidia-smi"
 IN_CONTAINER: Final = f"/usr/bin/{NAME}"
-"""Where the driver's own is."""
+"""Where the driver's own nvidia-smi is."""
 
 
 def script(found: Found, uuids: Collection[str]) -> str:

@@ -1,7 +1,8 @@
 """Hands devices to containers in the ways that the node's container runtime understands.
 
-`answers` says what a container is told, this which device files its devices have here, and where the driver
-is. In the folder that runtimes read, it keeps the CDI specification that tells what the devices' names mean.
+`response` decides what Allocate answers; this module adds which device files the devices have on this
+machine, and where the driver is. It also keeps the CDI specification, which says what the devices' names
+mean, in the folder that runtimes read.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _CDI: Final = {DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI}
 class Injector:
     """How this node's containers get devices.
 
-    `found` is the machine as of now; `host` the folder below which the host's files are, and the driver
-    in `flags.container_driver_root` there, if it is mounted; `new_token` gives what no other answer has.
+    `found` is the machine as of now; `host` the folder below which the host's files are, and the driver in
+    `flags.container_driver_root` there, if it is mounted; `new_token` gives a text that no other response
+    has.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Injector:
         return bool(_CDI & set(self._flags.device_list_strategy))
 
     def configure(self, flags: Flags, sharing: Sharing) -> None:
-        """From now on devices are handed so. Raises as `publish` does, and nothing has changed."""
+        """From now on inject devices so. Raises as `publish` does, and then nothing has changed."""
         before = self._flags, self._sharing
         was_by_cdi, self._flags, self._sharing = self._by_cdi, flags, sharing
         try:
@@ -73,9 +75,9 @@ class Injector:
             self._unlink()
 
     def answer(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
-        """What a container is told that gets these GPUs, MIG devices or replicas, by id, in this order.
+        """The response for a container that gets these GPUs, MIG devices or replicas, by id, in this order.
 
-        Raises InputError if the driver does not say which device files they have, and they are asked for; or
+        Raises InputError if device files are asked for and the driver does not say which ones these have, or
         if replicas are not to be given out so.
         """
         uuids = tuple(map(device_of, ids))
@@ -95,7 +97,7 @@ class Injector:
         )
 
     def publish(self) -> None:
-        """Write the CDI specification of what is there now, if devices are handed by CDI; in one step.
+        """Write the CDI specification of what is there now, if devices are injected by CDI; in one step.
 
         Raises InputError if the driver's files are not where they should be, or the folder cannot be written.
         """
@@ -123,7 +125,7 @@ class Injector:
             ) from error
 
     def withdraw(self) -> None:
-        """Take the specification away: nobody keeps it true any more."""
+        """Remove the specification, since from now on nobody updates it."""
         if self._by_cdi:
             self._unlink()
 
@@ -134,7 +136,7 @@ class Injector:
     def _devices(
         self, only: Collection[str] | None = None, *, files: bool = True
     ) -> Iterator[InjectedDevice]:
-        """Those GPUs and MIG devices, or all, by index; with their files, if they are wanted."""
+        """Those GPUs and MIG devices, or all, by index; with their device files if `files` says so."""
         for gpu in self._found().gpus:
             if only is None or gpu.uuid in only:
                 yield InjectedDevice(gpu.uuid, str(gpu.index), gpu_nodes(_minor(gpu)) if files else ())
@@ -158,7 +160,7 @@ class Injector:
         return existing(CONTROL_NODES, self._seen(self._flags.nvidia_dev_root))
 
     def _seen(self, root: str) -> Path:
-        """Where this process sees a root of the host: that of the driver may be mounted for it."""
+        """The path by which this process sees a root of the host: the driver's root may be mounted for it."""
         mounted = _below(self._host, self._flags.container_driver_root)
         same = root.rstrip("/") == self._flags.nvidia_driver_root.rstrip("/")
         return mounted if same and mounted.is_dir() else _below(self._host, root)
@@ -182,4 +184,4 @@ def _below(root: Path, path: str) -> Path:
 
 
 PLAIN: Final = Injector(Flags(), lambda: Found("", "", ()), new_token=lambda: "")
-"""NVIDIA's default, an environment variable of UUIDs, for which nothing has to be known."""
+"""NVIDIA's default: an environment variable of UUIDs, which needs no knowledge of the machine."""

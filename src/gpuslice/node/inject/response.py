@@ -1,4 +1,4 @@
-"""What a container is told about whole GPUs, MIG devices and replicas: Allocate's answer as a value. Pure.
+"""Allocate's response for whole GPUs, MIG devices and replicas, as a value. Pure.
 
 The forms are those of NVIDIA's device plugin, because container runtimes read them: an environment variable,
 mounts of /dev/null, or CDI names, by the device list strategy. Source: NVIDIA/k8s-device-plugin
@@ -20,7 +20,7 @@ from gpuslice.errors import InputError
 from gpuslice.node.kubelet.messages import ContainerAllocation, DeviceNode, Mount
 
 MOUNTED: Final = "/var/run/nvidia-container-devices"
-"""Where mounts name devices, and what NVIDIA_VISIBLE_DEVICES says then."""
+"""The folder in which mounts name devices; NVIDIA_VISIBLE_DEVICES then has this value."""
 CONTROL_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Device files that every container with a GPU needs, as far as the node has them."""
 CDI_VENDOR: Final = "k8s.device-plugin.nvidia.com"
@@ -81,8 +81,8 @@ def answer(
     """The answer to a kubelet that gives a container these ids of a resource.
 
     `devices` are those of the resource by UUID; `control_nodes` those of CONTROL_NODES that the node has;
-    `token` is new for each answer, as annotations must not meet. Raises InputError, in NVIDIA's words where
-    it has some, for ids that are not known and for requests that sharing forbids.
+    `token` is new for each response, since annotation keys must not collide. Raises InputError, in NVIDIA's
+    words where it has some, for ids that are not known and for requests that sharing forbids.
     """
     handed = [devices[uuid] for uuid in _checked(resource, ids, devices, sharing)]
     strategies = flags.device_list_strategy

@@ -1,8 +1,9 @@
-"""The folders that containers see at /run/gpuslice: `slice.json` says what a container holds.
+"""The folders that containers see at /run/gpuslice, with `slice.json`, which says what a container holds.
 
-Allocate must say what is mounted before anybody knows for whom; so the folder's name is made from the ids,
-and PreStartContainer, which knows, fills it. What the ids alone tell is written at once: the stand-in for
-nvidia-smi where GPUs are simulated. Files are replaced in one step: a reader sees all or nothing.
+Allocate must say what is mounted before anybody knows which container it is for; so the folder's name is made
+from the ids, and PreStartContainer, when the container is known, fills the folder. What the ids alone
+determine is written at once: the fake nvidia-smi where GPUs are simulated. Files are replaced in one step: a
+reader sees all or nothing.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class SliceFolders:
         return folder
 
     def write(self, ids: Iterable[str], content: SliceFile) -> None:
-        """Say what the container holds. Raises OSError."""
+        """Write what the container holds. Raises OSError."""
         _replace(self.make(ids) / FILE, msgspec.json.encode(content) + b"\n", 0o644)
 
     def add_program(self, ids: Iterable[str], name: str, text: str) -> Path:
-        """Put a program for the container there; where it is. Raises OSError."""
+        """Put a program for the container there; returns its path. Raises OSError."""
         path = self.make(ids) / name
         _replace(path, text.encode(), 0o755)
         return path
@@ -72,7 +73,7 @@ class SliceFolders:
         shutil.rmtree(self.of(ids), ignore_errors=True)
 
     def written(self) -> dict[str, SliceFile]:
-        """What the files say that are there, by the name of their folder."""
+        """The contents of all files that are there, by the name of their folder."""
         found: dict[str, SliceFile] = {}
         for folder in self._folders():
             with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -80,7 +81,7 @@ class SliceFolders:
         return found
 
     def sweep(self, held: Iterable[Iterable[str]], uids: Collection[str]) -> None:
-        """Remove the folders of which nobody holds the ids and that are of none of these pods."""
+        """Remove the folders whose ids nobody holds and that belong to none of these pods."""
         keep = {self.of(ids).name for ids in held}
         keep |= {name for name, content in self.written().items() if content.uid in uids}
         for folder in self._folders():

@@ -58,7 +58,7 @@ class FolderWatch:
         return self._hub is not None
 
     def notify(self, names: Collection[bytes]) -> None:
-        """These files of the folder came or went; none: nobody knows which."""
+        """These files of the folder appeared or vanished; an empty set: nobody knows which."""
         if not names or not self._names.isdisjoint(names):
             self._changed()
 
@@ -85,7 +85,7 @@ class FolderWatch:
 
 
 class _Hub:
-    """One inotify instance and who listens to which of its watches."""
+    """One inotify instance, and the listeners of each of its watches."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, libc: ctypes.CDLL, descriptor: int) -> None:
         self._loop = loop
@@ -95,7 +95,7 @@ class _Hub:
         loop.add_reader(descriptor, self._read)
 
     def add(self, folder: Path, watcher: FolderWatch) -> int:
-        """Listen to a folder: the watch's number, or -1 if the kernel does not want to."""
+        """Listen to a folder: the watch's number, or -1 if the kernel refuses."""
         watch: int = self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), _MASK)
         if watch >= 0:
             self._watchers.setdefault(watch, []).append(watcher)
@@ -133,7 +133,7 @@ class _Hub:
             if mask & (_IGNORED | _MOVE_SELF):
                 gone.add(watch)
         if touched.pop(-1, None) is not None:
-            # The kernel's queue ran over: whatever happened, everybody looks.
+            # The kernel's queue overflowed: anything may have happened, so every listener looks.
             touched = {watch: set() for watch in self._watchers}
         for watch in gone:
             for watcher in self._watchers.pop(watch, []):

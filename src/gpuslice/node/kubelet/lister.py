@@ -1,6 +1,7 @@
-"""kubelet's list of who holds what, no older than the call that needs it.
+"""Reads kubelet's list of who holds what, no older than the call that needs it.
 
-Containers start by the dozen, each with a list that knows of it: those that wait share one question.
+Containers start by the dozen, and each needs a list that is newer than its own Allocate: all callers that
+wait share one request.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from gpuslice.node.kubelet.messages import PodResources
 
 
 class PodResourcesLister:
-    """`ask` is the question to pod-resources; one is under way at a time."""
+    """`ask` calls pod-resources; one call is under way at a time."""
 
     def __init__(self, ask: Callable[[], Awaitable[Sequence[PodResources]]]) -> None:
         self._ask = ask
@@ -20,16 +21,16 @@ class PodResourcesLister:
         self._next: asyncio.Task[Sequence[PodResources]] | None = None
 
     async def get(self) -> Sequence[PodResources]:
-        """What kubelet lists, asked for after this call began. Raises what `ask` raises."""
+        """What kubelet lists, from a request that started after this call. Raises what `ask` raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._current))
-            # Whoever waited may have been cancelled meanwhile: then its failure is nobody's news.
+            # The callers may have been cancelled meanwhile: then nobody has to hear of the failure.
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._next)
 
     async def _after(self, earlier: asyncio.Task[Sequence[PodResources]] | None) -> Sequence[PodResources]:
         if earlier is not None:
             await asyncio.wait([earlier])
-        # From here on the answer may be older than a call that comes now.
+        # From here on the answer may be older than a new caller needs.
         self._current, self._next = self._next, None
         return await self._ask()

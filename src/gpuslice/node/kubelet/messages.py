@@ -1,4 +1,4 @@
-"""What a kubelet and a device plugin say to each other, as values.
+"""The messages between a kubelet and a device plugin, as values.
 
 Sources: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 and .../podresources/v1.
 """
@@ -17,7 +17,7 @@ API_VERSION: Final = "v1beta1"
 # --- device plugin v1beta1 ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
-    """Which of the optional calls a plugin wants to get."""
+    """Which of the optional calls a plugin wants."""
 
     pre_start_required: bool = False
     preferred_allocation: bool = False
@@ -44,7 +44,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class PreferredRequest:
-    """One container's question: `size` ids out of `available`, among them all of `must_include`."""
+    """One container's request: `size` ids out of `available`, among them all of `must_include`."""
 
     available: tuple[str, ...]
     must_include: tuple[str, ...]
@@ -123,7 +123,7 @@ class PodResources:
 
 @dataclass(frozen=True, slots=True)
 class PodName:
-    """The question of pod-resources Get."""
+    """The request of pod-resources Get."""
 
     namespace: str
     name: str

@@ -1,8 +1,8 @@
-"""One resource as the kubelet sees it, and the socket by which it does.
+"""One resource as a device plugin for the kubelet, and the server on the plugin's socket.
 
-`ResourcePlugin` translates between gRPC and the service. `PluginServer` keeps one served and registered: a
-kubelet that restarts deletes its socket and forgets it, and a plugin that is not back at once costs running
-pods.
+`ResourcePlugin` translates between gRPC and the service. `PluginServer` keeps one plugin served and
+registered: a kubelet that restarts deletes the plugin's socket and forgets the plugin, and if the plugin is
+not back at once, running pods fail.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KUBELET_SOCKET: Final = "kubelet.sock"
 OPTIONS: Final = PluginOptions(pre_start_required=True, preferred_allocation=True)
 RETRY: Final = Backoff(base=0.01, cap=1.0)
 LISTENED_SECONDS: Final = 2.0
-"""A kubelet that registered us and does not call ListAndWatch for so long has lost us."""
+"""A kubelet that has registered the plugin and does not call ListAndWatch within this time has lost it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ def socket_name(resource: str) -> str:
 
 
 class Service(Protocol):
-    """Who decides. Every method may raise RpcError."""
+    """What decides the answers. Every method may raise RpcError."""
 
     def devices(self, kind: Kind) -> Sequence[Device]: ...
     async def prefer(self, kind: Kind, request: PreferredRequest) -> Sequence[str]: ...
@@ -67,7 +67,7 @@ class ResourcePlugin:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """The devices are not what they were."""
+        """The devices have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -127,7 +127,7 @@ class PluginServer:
         return self.plugin.resource
 
     async def run(self) -> None:
-        """For ever. Raises InputError if the socket is in use by another process."""
+        """Run for ever. Raises InputError if the socket is in use by another process."""
         wake = asyncio.Event()
         watch = FolderWatch(self._folder, (self._path.name, KUBELET_SOCKET), wake.set)
         self.plugin.on_end = wake.set
@@ -141,7 +141,7 @@ class PluginServer:
                 await self._server.stop()
 
     async def _settle(self) -> float:
-        """Serve and register if need be; in how many seconds to look again at the latest."""
+        """Serve and register if need be; returns in how many seconds to look again at the latest."""
         if self._server is None or _stamp(self._path) != self._mine:
             self._forgotten()
             if self._server is not None:

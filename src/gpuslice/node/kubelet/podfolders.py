@@ -1,4 +1,5 @@
-"""Which pods' processes may still run, by kubelet's own folders: it removes `pods/<uid>` when all have ended.
+"""Says which pods' processes may still run, by kubelet's folders: it removes `pods/<uid>` when all have
+ended.
 
 A pod that is deleted by force vanishes from the API server and from pod-resources at once, and its ids are
 free for the next; its processes run on for seconds (measured on kubelet 1.36: the folder was there in 931 of
@@ -32,7 +33,7 @@ class PodFolders:
         return uid not in ("", ".", "..") and "/" not in uid and (self.root / uid).is_dir()
 
     async def gone(self, uids: Collection[str], seconds: float) -> bool:
-        """Wait until none of these pods has a folder, so long at most; whether that came."""
+        """Wait until none of these pods has a folder, for a limited time; True if so."""
         until = self._clock.monotonic() + seconds
         wake = asyncio.Event()
         watch = FolderWatch(self.root, uids, wake.set)

@@ -1,7 +1,7 @@
-"""The one gRPC door: device plugin v1beta1 and pod-resources v1 over unix sockets, in both directions.
+"""The only module that uses gRPC: device plugin v1beta1 and pod-resources v1 over unix sockets, both sides.
 
 As a plugin: `serve_plugin`, `register`, `PodResourcesClient`. As a kubelet (`local.kubelet`):
-`serve_registration`, `PluginClient`, `serve_pod_resources`. The messages are `kubeletmessages`' values.
+`serve_registration`, `PluginClient`, `serve_pod_resources`. The messages are the values of `messages`.
 
 Errors: a call that fails raises `RpcError` with gRPC's code and the other side's sentence; an `RpcError`
 raised by a served object travels the same way. A socket that cannot be bound is an `InputError`.
@@ -40,7 +40,7 @@ from gpuslice.node.kubelet.messages import (
     Registration,
 )
 
-# A kubelet that restarts, or a pod's end, is no news for a user's terminal; gRPC's core prints it otherwise.
+# gRPC's core would print on a user's terminal that a kubelet restarts or a pod ends.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 Q = TypeVar("Q")
@@ -123,16 +123,16 @@ class DevicePlugin(Protocol):
     """One resource of one node. Every method may raise RpcError."""
 
     async def options(self) -> PluginOptions:
-        """Which optional calls it wants."""
+        """Which optional calls the plugin wants."""
 
     def list_and_watch(self) -> AsyncIterator[Sequence[Device]]:
-        """The complete list of ids now and again after each change. Runs until the kubelet goes."""
+        """The complete list of ids, now and again after each change. Runs until the kubelet goes."""
 
     async def prefer(self, requests: Sequence[PreferredRequest]) -> Sequence[Sequence[str]]:
         """Choose ids, per request."""
 
     async def allocate(self, requests: Sequence[Sequence[str]]) -> Sequence[ContainerAllocation]:
-        """Say what a container gets that holds these ids, per request."""
+        """What a container gets for these ids, per request."""
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Make the ids ready, just before their container starts."""
@@ -279,7 +279,7 @@ class PluginClient:
         return answers[0] if answers else ()
 
     async def allocate(self, ids: Sequence[str]) -> tuple[ContainerAllocation, ...]:
-        """Hand ids to one container: one answer, unless the plugin is broken."""
+        """Allocate ids to one container: one response, unless the plugin is broken."""
         return await _answer(self._allocate((ids,)))
 
     async def pre_start(self, ids: Sequence[str]) -> None:
@@ -386,7 +386,7 @@ async def _answer(call: Awaitable[A]) -> A:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        # gRPC's way to say that somebody closed the channel under the call: nobody cancelled *us*.
+        # gRPC raises this when the channel is closed under the call: our own task was not cancelled.
         raise RpcError(RpcCode.CANCELLED, "the connection was closed during the call") from error
 
 

@@ -1,4 +1,4 @@
-"""The messages in protobuf, as they are on the wire: no protobuf object leaves this module. No I/O."""
+"""Encodes and decodes the messages as protobuf: no protobuf object leaves this module. No I/O."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ def _read_options(message: dp.DevicePluginOptions) -> PluginOptions:
     return PluginOptions(message.pre_start_required, message.get_preferred_allocation_available)
 
 
-# A list is asked for at every start of a container, and most pods in it are as they were: each is put into
-# bytes and read from bytes once.
+# The list is read at every start of a container, and most pods in it have not changed: each pod is encoded
+# and decoded once.
 _REMEMBERED: Final = 1 << 13
 
 

@@ -1,1 +1,1 @@
-"""How the GPUs of a node are partitioned, as its labels or the pods that wait say."""
+"""How the GPUs of a node are partitioned, as its labels say or as waiting pods need it."""

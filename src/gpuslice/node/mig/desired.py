@@ -23,9 +23,9 @@ from gpuslice.placement.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class DesiredMig:
-    """`config`: a name that the node's label says; on demand `wanted`, the annotation's text, counts instead.
+    """`config` is the name in the node's label; on demand `wanted`, the annotation's text, counts instead.
 
-    False if nobody asks for anything, or NVIDIA's own manager listens.
+    False if nobody asks for anything, or if NVIDIA's own manager follows the label.
     """
 
     policy: str = MigPolicy.STATIC
@@ -34,7 +34,7 @@ class DesiredMig:
 
     @classmethod
     def of(cls, node: Node) -> DesiredMig:
-        """The node's. What cannot be read shows when it is to be obeyed."""
+        """What the node asks for. Text that cannot be read is reported only when it is used."""
         labels = node.metadata.labels or {}
         if labels.get(names.NVIDIA_MIG_MANAGER, "false") != "false":
             return cls()
@@ -51,15 +51,15 @@ class DesiredMig:
 
     @property
     def on_demand(self) -> bool:
-        """True if the pods that wait decide."""
+        """True if the waiting pods decide."""
         return self.policy != MigPolicy.STATIC
 
     def goals(
         self, machine: MigMachine, configs: Path | None, strategy: MigStrategy
     ) -> Mapping[str, MigGoal]:
-        """What GPUs are to be, by UUID. `configs`: a file of mig-parted's, None for the standard ones.
+        """The goals of the GPUs, by UUID. `configs`: mig-parted's file, None for the standard configurations.
 
-        Raises InputError for what cannot be read, is not known, or cannot be.
+        Raises InputError for what cannot be read, is not known, or is impossible on these GPUs.
         """
         if not self.on_demand:
             file = MigPartedFile.load(configs) if configs is not None else machine.standard

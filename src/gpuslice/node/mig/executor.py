@@ -1,9 +1,9 @@
-"""MIG layouts made real: plans carried out on a driver, whole or not at all.
+"""Carries out plans for MIG layouts on a driver, whole or not at all.
 
 Everything is planned from what is there now and checked before the first call. Modes come first, because a
-GPU that waits for a reset stops everything; then the instances, step by step. When the driver refuses a step
-those that were done are undone. Nothing is remembered between runs: after a crash the next run plans from
-what it finds.
+GPU that waits for a reset stops everything; then the instances, step by step. When the driver refuses a step,
+the steps before it are undone. Nothing is remembered between runs: after a crash the next run plans from what
+it finds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Reset = Callable[[Sequence[FoundGpu]], None]
 
 
 class MigRefused(GpuSliceError):
-    """It cannot be done; no GPU was touched."""
+    """The plan cannot be carried out; no GPU was touched."""
 
 
 class MigFailed(GpuSliceError):
@@ -39,7 +39,9 @@ class MigFailed(GpuSliceError):
 
 
 class MigResetNeeded(GpuSliceError):
-    """MIG's mode comes true when these GPUs (indexes) are reset; until then no instance is made anywhere."""
+    """The MIG mode changes only when these GPUs (indexes) are reset; until then no instance is made
+    anywhere.
+    """
 
     def __init__(self, gpus: Sequence[int]) -> None:
         indexes = ",".join(map(str, gpus))
@@ -52,14 +54,14 @@ class MigResetNeeded(GpuSliceError):
 
 @dataclass(frozen=True, slots=True)
 class MigGoal:
-    """What one GPU is to be: MIG's mode, and the way there from any layout; `plan` may raise InputError."""
+    """What one GPU is to become: its MIG mode, and a plan from any layout; `plan` may raise InputError."""
 
     enabled: bool
     plan: Callable[[MigLayout], MigPlan | Verdict]
 
     @classmethod
     def of(cls, enabled: bool, wanted: Wanted) -> MigGoal:
-        """So many devices of each profile, wherever they lie."""
+        """The goal of so many devices of each profile, wherever they lie."""
         return cls(enabled, partial(plan_exactly, wanted=wanted))
 
 
@@ -84,12 +86,13 @@ class GpuPlan:
 
     @property
     def does_nothing(self) -> bool:
-        """The GPU is what it is to be."""
+        """True if the GPU already is as its goal says."""
         return not self.changes_mode and not self.plan.steps
 
 
 class MigExecutor:
-    """One machine's. `held` are UUIDs of MIG devices and of GPUs that containers have: they stay as they are.
+    """One machine's. `held` are the UUIDs of MIG devices and GPUs that containers hold: those stay as they
+    are.
 
     Without `reset` a mode that waits for one ends in MigResetNeeded. The driver is open; calls block.
     """
@@ -100,9 +103,9 @@ class MigExecutor:
         self._reset = reset
 
     def plan(self, goals: Mapping[str, MigGoal]) -> tuple[GpuPlan, ...]:
-        """What `apply` would do now, by GPU, for GPUs by their UUIDs. Nothing is changed.
+        """What `apply` would do now, by GPU; goals are by UUID. Nothing is changed.
 
-        Raises MigRefused with the GPU and why it cannot be, DriverError if the driver cannot be asked.
+        Raises MigRefused with the GPU and the reason, DriverError if the driver cannot be queried.
         """
         machine = survey(self._driver, self._held)
         for uuid in goals:
@@ -112,10 +115,11 @@ class MigExecutor:
         return tuple(plan for plan in plans if plan is not None)
 
     def apply(self, goals: Mapping[str, MigGoal], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
-        """Make it so; with `mode_only` only MIG's mode, whose end is also the end of all instances.
+        """Reach the goals; with `mode_only` only the MIG mode is set, and switching it off removes all
+        instances.
 
-        Answers what was done, by GPU. Raises MigRefused before anything is touched, MigResetNeeded, and
-        MigFailed after the way back.
+        Returns what was done, by GPU. Raises MigRefused before anything is touched, MigResetNeeded, and
+        MigFailed after undoing what was done.
         """
         plans = first = self.plan(goals)
         work = _Work(self._driver, self._reset)
@@ -137,10 +141,11 @@ class MigExecutor:
         return plans
 
     def apply_plans(self, plans: Mapping[str, MigPlan]) -> None:
-        """Carry out plans for GPUs by UUID that were made before now, if they still can be.
+        """Carry out plans, by the UUID of their GPU, that were made earlier, if they still can be carried
+        out.
 
-        Raises MigRefused if the GPU is not as the plan thinks or something in use would go, MigFailed after
-        the way back.
+        Raises MigRefused if the GPU is not as the plan expects or something in use would go, MigFailed after
+        undoing what was done.
         """
         machine = survey(self._driver, self._held)
         ready: list[tuple[FoundGpu, MigPlan]] = []
@@ -174,13 +179,13 @@ class MigExecutor:
         return made
 
     def _anew(self, goals: Mapping[str, MigGoal], before: Iterable[GpuPlan]) -> tuple[GpuPlan, ...]:
-        """Once modes have changed: what can be partitioned is what the driver says now."""
+        """Plan anew once modes have changed: only now does the driver say what can be partitioned."""
         fresh = {made.gpu.uuid: made.plan for made in self.plan(goals)}
         return tuple(replace(one, plan=fresh[one.gpu.uuid]) if one.enabled else one for one in before)
 
 
 def _checked(one: MigGpu, plan: MigPlan) -> MigPlan:
-    """The plan, every step of which is possible from what is there and touches nothing in use."""
+    """The plan, checked: every step is possible from what is there and touches nothing in use."""
     try:
         plan.states()
     except InputError as error:
@@ -189,9 +194,9 @@ def _checked(one: MigGpu, plan: MigPlan) -> MigPlan:
 
 
 class _Work:
-    """Calls to the driver, and the way back from wherever they stopped.
+    """Calls to the driver, and how to undo them from wherever they stopped.
 
-    A driver may also answer what cannot be (InputError): that is a refusal like any other.
+    A driver may also report something impossible (InputError): that is a refusal like any other.
     """
 
     def __init__(self, driver: Driver, reset: Reset | None) -> None:
@@ -232,7 +237,8 @@ class _Work:
         self._doing = "what was planned before MIG was switched"
 
     def back(self, error: GpuSliceError, before: Mapping[int, MigLayout]) -> MigFailed:
-        """Undo what was done, the last first, as far as the driver lets it; the error that says all this.
+        """Undo what was done, the last first, as far as the driver lets it; returns the error that describes
+        it all.
 
         `before`: the layouts at the beginning, by the GPU's index.
         """
@@ -292,7 +298,7 @@ class _Work:
             return "an unknown layout"
 
     def _call(self, uuid: str, step: Step) -> None:
-        """One call. What is created may get other ids than planned; later steps follow them."""
+        """Make one call. What is created may get other ids than planned; later steps use the real ids."""
         driver, place = self._driver, (uuid, step.start)
         gi, part = self._ids.get(place, step.gi_id), (*place, step.ci_id)
         if step.action is Action.CREATE_GI:
@@ -306,5 +312,5 @@ class _Work:
 
 
 def _shape(layout: MigLayout) -> list[tuple[int, int, list[int]]]:
-    """What lies where, without ids."""
+    """The layout without ids."""
     return [(gi.profile.id, gi.start, sorted(ci.slices for ci in gi.compute)) for gi in layout.instances]

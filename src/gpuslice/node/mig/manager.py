@@ -1,11 +1,11 @@
-"""MIG by a node's labels, as NVIDIA's mig-manager has it, and as pods need it.
+"""Partitions a node's GPUs by its labels, as NVIDIA's mig-manager does, and as waiting pods need it.
 
-nvidia.com/mig.config says how the node's GPUs are to be; where the policy is on demand, an annotation that
-whoever looks at the waiting pods writes. Where that is answered: the label nvidia.com/mig.config.state
-(pending, success, failed), the reason in an annotation. Every GPU is partitioned as soon as nothing that has
-to go is in use: what has to go is given to nobody any more, and no pod is ended. Nothing is remembered: each
-round compares what is asked for with what is there, so a restart, a reboot that lost all instances, or a
-crash between two steps ends where the node says.
+The label nvidia.com/mig.config says how the node's GPUs are to be partitioned; where the policy is on demand,
+an annotation says it, written by what looks at the waiting pods. The outcome is in the label
+nvidia.com/mig.config.state (pending, success, failed), its reason in an annotation. Every GPU is partitioned
+as soon as nothing that has to go is in use: devices that have to go are given to nobody any more, and no pod
+is ended. Nothing is remembered: each round compares what is asked for with what is there, so after a restart,
+a reboot that lost all instances, or a crash between two steps the GPUs still become what the node asks for.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLOSED_SECONDS: Final = 0.05
 _log = structlog.get_logger(__name__)
 
 Users = Callable[[], Mapping[str, str]]
-"""UUIDs of the GPUs and MIG devices that containers hold or are about to: who (namespace/name)."""
+"""The pods (namespace/name) that hold GPUs and MIG devices or are about to, by the device's UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class MigTools:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What came of looking once."""
+    """The result of one reconciliation."""
 
     state: MigState
     reason: str = ""
@@ -70,17 +70,19 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be done: GPUs that can be partitioned beside what is in use, and those that cannot yet."""
+    """What is to be done: GPUs that can be partitioned now beside what is in use, and GPUs that cannot
+    yet.
+    """
 
     possible: list[GpuPlan] = field(default_factory=list)
     blocked: list[GpuPlan] = field(default_factory=list)
 
 
 class MigManager:
-    """One node's. `close` answers True once what it was told to close really is given to nobody.
+    """One node's. `close` returns True once the devices it was given to close really are given to nobody.
 
-    `unknown` says why it is not known now who is to use the GPUs, "" if it is: nothing is partitioned without
-    that.
+    `unknown` says why the users of the GPUs are not known now, "" if they are: nothing is partitioned without
+    knowing them.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class MigManager:
         except GpuSliceError as error:
             self._close(())
             return Status(MigState.FAILED, str(error))
-        # Who wrote layouts for pods writes others when something is in use; a label waits until it is not.
+        # Layouts for waiting pods are written anew when something is in use; a label waits until nothing is.
         waiting = work.possible if desired.on_demand else [*work.possible, *work.blocked]
         plans = [*work.possible, *work.blocked]
         if not plans:
@@ -184,7 +186,7 @@ class MigManager:
         goals: Mapping[str, MigGoal],
         held: Collection[str],
     ) -> None:
-        """Partition these one after the other; afterwards the GPUs are announced as they are then.
+        """Partition these one after the other; afterwards the GPUs are announced as they then are.
 
         Raises MigRefused, DriverError.
         """
@@ -197,16 +199,16 @@ class MigManager:
                 _log.info("a GPU was partitioned", gpu=gpu.index, by=str(desired))
 
     async def _closed(self, uuids: Collection[str]) -> bool:
-        """Give these to nobody any more; True once kubelet has heard and said so."""
+        """Give these to nobody any more; True once kubelet has taken it over and shows it."""
         while not self._close(uuids):
             await self._clock.sleep(CLOSED_SECONDS)
         self._awaits_kubelet = not self._kubelet_knows(uuids)
         return not self._awaits_kubelet
 
     def _kubelet_knows(self, closing: Collection[str]) -> bool:
-        """True once the node promises to schedulers no more than what is still given out.
+        """True once the node offers to schedulers no more than what is still given out.
 
-        A pod that one of them places on what is about to go would be turned away by the kubelet.
+        The kubelet would reject a pod that a scheduler places on a device that is about to go.
         """
         offered = self._tools.backend.gpus()
         allocatable = (self._node.status.allocatable if self._node else None) or {}
@@ -219,7 +221,8 @@ class MigManager:
     async def _plans(self, goals: Mapping[str, MigGoal]) -> _Work:
         """What is to be done, all checked before anything is touched. Raises MigRefused, DriverError.
 
-        A GPU that can be as it is to be beside what is in use is planned so; otherwise as if nothing were.
+        A GPU that can reach its goal beside what is in use is planned so; otherwise as if nothing were in
+        use.
         """
         driver, reset = self._tools.driver, self._tools.reset
         careful = MigExecutor(driver, held=self._users().keys(), reset=reset)
@@ -234,7 +237,9 @@ class MigManager:
         return work
 
     async def _write_status(self, desired: DesiredMig, status: Status | None = None) -> None:
-        """Write what the node does not say yet. Without a status nobody asked for anything."""
+        """Write the status where the node does not have it yet. No status means that nobody asked for
+        anything.
+        """
         labels: dict[str, str] = {}
         annotations: dict[str, str | None] = {}
         if status is not None:
@@ -264,8 +269,8 @@ class MigManager:
 
 
 _NOTHING_ON_DEMAND: Final[Mapping[str, None]] = {names.MIG_PARTITIONS: None, names.MIG_WANTED: None}
-"""What a node that is not partitioned on demand has no more: old layouts must not come back with the
-policy.
+"""The annotations removed from a node that is not partitioned on demand: old layouts must not come back when
+the policy does.
 """
 
 

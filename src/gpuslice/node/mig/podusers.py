@@ -1,7 +1,7 @@
-"""Which GPUs and MIG devices pods have, by the kubelet's own account, for commands that run beside an agent.
+"""Reads from kubelet which GPUs and MIG devices pods hold, for commands that run beside an agent.
 
-The driver knows of programs only: a container that holds a MIG device and computes nothing at the moment
-would lose it. Ordinary init containers are not in the account, but their programs are the driver's to see.
+The driver only knows programs: a container that holds a MIG device and computes nothing at the moment would
+lose it. kubelet does not list ordinary init containers, but the driver sees their programs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuslice.requests.kinds import kind_of
 
 
 async def held_by_pods(socket: Path, gpus: NodeGpus) -> frozenset[str]:
-    """UUIDs of devices of which a pod holds all, a replica or a part. Raises RpcError."""
+    """UUIDs of the devices that a pod holds: whole, a replica or a part. Raises RpcError."""
     client = PodResourcesClient(socket)
     try:
         pods = await client.list()

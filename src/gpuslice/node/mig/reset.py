@@ -1,4 +1,4 @@
-"""Resetting GPUs, which NVML cannot do: the driver's own tool does, and a simulated driver by itself."""
+"""Resets GPUs, which NVML cannot do: nvidia-smi does it on real GPUs, a simulated driver by itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_SECONDS: Final = 300
 
 
 class ClosableDriver(Driver, Protocol):
-    """A driver whose library is let go while the GPUs are reset: a GPU that is open cannot be."""
+    """A driver whose library is let go while the GPUs are reset: a GPU that is open cannot be reset."""
 
     def close(self) -> None:
         """Let go of the library; `open` connects again."""
@@ -36,7 +36,9 @@ def reset_of(driver: SimulatedDriver | ClosableDriver) -> Reset:
 
 
 def by_nvidia_smi(driver: ClosableDriver, gpus: Sequence[FoundGpu]) -> None:
-    """Have nvidia-smi reset them all at once, as GPUs on NVLink demand. Raises DriverError with its words."""
+    """Have nvidia-smi reset them all at once, as GPUs on NVLink demand. Raises DriverError with its
+    message.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         raise DriverError(Trouble.OTHER, "nvidia-smi is not in the PATH: reset the GPUs from the host")

@@ -1,4 +1,6 @@
-"""A machine's MIG layout without a cluster: what a file wants, what is there, the plan that leads there."""
+"""A machine's MIG layout without a cluster: what a file asks for, what is there, and the plan between
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +43,18 @@ class NotApplied(GpuSliceError):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration as the command line names it: `file` - is standard input, None the standard ones."""
+    """A configuration as the command line names it: a `file` of `-` is standard input, None the standard
+    configurations.
+    """
 
     file: str | None
     name: str | None
 
     def specs(self, machine: MigMachine) -> dict[str, MigSpec]:
-        """What GPUs are to be, by UUID; those that cannot be partitioned need nothing to have MIG off.
+        """What the GPUs are to become, by UUID; GPUs that cannot be partitioned have MIG off without doing
+        anything.
 
-        Raises InputError for a wrong file or name, MigRefused if this machine cannot be so.
+        Raises InputError for a wrong file or name, MigRefused if this machine cannot be partitioned so.
         """
         file = self._read(machine)
         name = self._name(file)
@@ -91,7 +96,7 @@ class StandaloneMachine:
         self._reset = reset_of(driver)
 
     async def ask_kubelet(self, kubelet_dir: Path) -> str | None:
-        """Learn what pods hold, if there is a kubelet; a warning if it does not say."""
+        """Learn what pods hold, if there is a kubelet; returns a warning if it does not answer."""
         socket = kubelet_dir / "pod-resources" / "kubelet.sock"
         if self.on_paper or not socket.exists():
             return None
@@ -108,7 +113,7 @@ class StandaloneMachine:
         return survey(self.driver)
 
     def waiting(self) -> list[int]:
-        """GPUs (indexes) whose MIG mode comes true when they are reset."""
+        """GPUs (indexes) whose pending MIG mode takes effect when they are reset."""
         modes = [(gpu.index, gpu.mig) for gpu in self.driver.query().gpus]
         return [index for index, mode in modes if mode is not None and mode.current != mode.pending]
 
@@ -117,12 +122,14 @@ class StandaloneMachine:
         return MigExecutor(self.driver, held=self.held).plan(goals_of(choice.specs(self.machine())))
 
     def apply(self, choice: Choice, *, mode_only: bool, skip_reset: bool) -> tuple[GpuPlan, ...]:
-        """Make the GPUs so; a mode that may wait for a reset (`skip_reset`) is enough for `mode_only`."""
+        """Partition the GPUs so; with `mode_only`, a mode that still waits for a reset is enough if
+        `skip_reset` is set.
+        """
         goals = goals_of(choice.specs(self.machine()))
         return self._apply(goals, mode_only=mode_only, skip_reset=skip_reset)
 
     def restore(self, path: Path) -> tuple[GpuPlan, ...]:
-        """Make the GPUs as a checkpoint has them."""
+        """Partition the GPUs as a checkpoint has them."""
         saved = MigCheckpoint.load(path).gpus
         goals = {gpu.uuid: MigGoal(gpu.enabled, partial(_as_saved, saved=gpu)) for gpu in saved}
         return self._apply(goals, mode_only=False, skip_reset=False)
@@ -189,7 +196,7 @@ def _modes(specs: Mapping[int, MigSpec]) -> dict[int, MigSpec]:
 
 
 def _unfinished(one: MigGpu) -> str | None:
-    """What no count of devices shows."""
+    """What a count of devices does not show."""
     mode = one.gpu.mig
     if mode is not None and mode.current != mode.pending:
         return f"GPU {one.gpu.index}: MIG will be {'on' if mode.pending else 'off'} when the GPU is reset"

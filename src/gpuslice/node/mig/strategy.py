@@ -1,6 +1,6 @@
-"""The node's label that says how its agent counts MIG devices; without it the agent's options do.
+"""Follows the node's label that says how its agent counts MIG devices; without it the agent's options decide.
 
-It is followed while the agent runs, so that a pool of nodes can be given another strategy at once.
+The label is followed while the agent runs, so that a pool of nodes can be given another strategy at once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpuslice.kube.wire import Node
 from gpuslice.node.discovery.backend import DiscoveredGpus
 
 READ_SECONDS: Final = 5.0
-"""How long an absent API server may hold up the start: plugins that are away cost running pods."""
+"""How long an absent API server may hold up the start: running pods fail while plugins are away."""
 
 _log = structlog.get_logger(__name__)
 
 
 class StrategyLabel:
-    """Tells `backend` what the label says."""
+    """Passes on to `backend` what the label says."""
 
     def __init__(self, backend: DiscoveredGpus) -> None:
         self._backend = backend

@@ -32,7 +32,7 @@ class MigGpu:
 
     @property
     def spec(self) -> MigSpec:
-        """What a configuration would have to say for the GPU to be as it is."""
+        """The configuration that describes the GPU as it is."""
         enabled = self.gpu.mig is not None and self.gpu.mig.current
         return MigSpec(enabled, dict(self.layout.devices) if self.layout else {})
 
@@ -45,7 +45,7 @@ class MigGpu:
 
     @property
     def state(self) -> MigState:
-        """The same with its place and its kind, for export."""
+        """The same with its index and its model, for export."""
         return MigState(self.gpu.index, self.target.board, self.spec)
 
 
@@ -62,9 +62,7 @@ class MigMachine:
 
     @property
     def partitions(self) -> tuple[MigCapableGpu, ...]:
-        """What can be partitioned and what is partitioned, for those who plan from afar; who uses what is
-        left out.
-        """
+        """What can be partitioned and what is, for planners off this node; users are left out."""
         return tuple(
             MigCapableGpu(
                 one.gpu.uuid,
@@ -85,9 +83,10 @@ class MigMachine:
         return standard_configs([((board,), geometry) for board, geometry in kinds.items()])
 
     def specs(self, file: MigPartedFile, name: str) -> dict[str, MigSpec]:
-        """What GPUs are to be, by UUID; those that cannot be partitioned need nothing to have MIG off.
+        """What the GPUs are to become, by UUID; GPUs that cannot be partitioned have MIG off without doing
+        anything.
 
-        Raises InputError if there is no such configuration, or these GPUs cannot be so.
+        Raises InputError if there is no such configuration, or these GPUs cannot be partitioned so.
         """
         specs = file.specs(name, [one.target for one in self.gpus])
         return {
@@ -123,7 +122,7 @@ def _marked(gi: GpuInstance, used: Collection[tuple[int, int]]) -> GpuInstance:
 def _geometry_while_off(driver: Driver, gpu: FoundGpu) -> MigGeometry:
     """NVML may say the places of instances only while MIG is on; until then the published table counts.
 
-    Of a board that no table knows nothing can be promised: MIG can be switched on, without instances.
+    Nothing can be promised about a board that no table knows: MIG can be switched on, without instances.
     """
     try:
         return driver.geometry(gpu.uuid)

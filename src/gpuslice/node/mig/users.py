@@ -1,8 +1,8 @@
-"""Who uses a node's GPUs and MIG devices, or is about to: what must not be partitioned. Pure.
+"""Says who uses a node's GPUs and MIG devices, or is about to: those must not be partitioned. Pure.
 
-A pod that is bound to the node and has not started is about to. If a scheduler said which device it gets,
-that one is its; if only the kubelet will say (kube-scheduler counts MIG devices and no more), every device
-of the kind is, as long as it might need it.
+A pod that is bound to the node and has not started is about to use devices. If a scheduler chose its device,
+it is that one; if only the kubelet will choose (kube-scheduler counts MIG devices and no more), it is every
+device of the kind, as long as the pod might get it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ SOMEBODY = "a container"
 
 
 def users(held: Iterable[Held], pods: Mapping[str, NodePod], gpus: Iterable[Gpu]) -> dict[str, str]:
-    """UUID -> namespace/name. `gpus`: those that have to go are closed, so that nobody new gets them."""
+    """The users, as namespace/name by UUID. `gpus`: devices that have to go are closed in it, so that nobody
+    new gets them.
+    """
     held, gpus = tuple(held), tuple(gpus)
     found: dict[str, str] = {}
     owned: set[Owner] = set()
