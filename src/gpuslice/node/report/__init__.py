@@ -1,1 +1,1 @@
-"""What the agent tells the cluster: annotations, labels, conditions, events, metrics."""
+"""What the agent reports to the cluster: annotations, labels, conditions, events, metrics."""

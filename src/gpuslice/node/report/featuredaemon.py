@@ -1,7 +1,8 @@
-"""Whether NVIDIA's own GPU feature discovery runs on this node: then the labels under nvidia.com/ are its.
+"""Watches whether NVIDIA's own GPU feature discovery runs on this node: if so, it owns the labels under
+nvidia.com/.
 
-Its label `nvidia.com/gfd.timestamp` alone does not say so: it stays when feature discovery has gone, and says
-when that was started, not when it last wrote.
+Its label `nvidia.com/gfd.timestamp` alone does not show this: the label stays when feature discovery has
+gone, and holds the time of its start, not of its last write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node's labels in the two forms that Node Feature Discovery takes, for those who run it. Pure.
+"""A node's labels in the two forms that Node Feature Discovery (NFD) reads. Pure.
 
 Both are GPU feature discovery's: a file that NFD's worker reads, an object that its master reads. NFD does
 not take labels under kubernetes.io, so `alpha.kubernetes.io/nvidia-gpu-name` is in neither.
@@ -12,7 +12,7 @@ from typing import Any, Final
 FILE: Final = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 API_VERSION: Final = "nfd.k8s-sigs.io/v1alpha1"
 NODE_LABEL: Final = "nfd.node.kubernetes.io/node-name"
-"""On the object: which node it is about."""
+"""The label of the object that names its node."""
 
 
 def feature_file(labels: Mapping[str, str]) -> str:

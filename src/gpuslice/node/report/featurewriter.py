@@ -1,7 +1,7 @@
-"""A node's labels for Node Feature Discovery, beside those on the node itself: its worker's file, its object.
+"""Writes a node's labels for Node Feature Discovery (NFD): as its worker's file, or as its object.
 
-Who runs NFD and lets nobody else label nodes has the agent write one of these and no labels. Names and
-settings are GPU feature discovery's.
+Where NFD alone may label nodes, the agent writes one of these and no labels. Names and settings are GPU
+feature discovery's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuslice.kube.wire import KubeObject, Resource, Wire
 from gpuslice.node.report.features import API_VERSION, feature_file, node_feature
 
 POLL_SECONDS: Final = 1.0
-"""How often to look whether the labels are others."""
+"""How often to look whether the labels have changed."""
 RESOURCE: Final = Resource("nfd.k8s-sigs.io", "v1alpha1", "nodefeatures", "NodeFeature")
 ABSENT: Final = (
     f"this cluster has no NodeFeature ({API_VERSION}); install Node Feature Discovery, or leave "
@@ -38,7 +38,7 @@ class NodeFeatureSpec(Wire, frozen=True, gc=False):
 
 
 class NodeFeature(KubeObject, frozen=True, gc=False):
-    """What is read of the object."""
+    """The part of the object that is read."""
 
     resource: ClassVar[Resource] = RESOURCE
     spec: NodeFeatureSpec = NodeFeatureSpec()
@@ -74,14 +74,16 @@ class FeatureWriter:
         self._said = ""
 
     def configure(self, flags: Flags) -> None:
-        """From now on it is done so; a file that is not written any more is removed."""
+        """Use these flags from now on; a file that is no longer to be written is removed."""
         before, self._flags, self._written = self._flags, flags, None
         if before.output_file != flags.output_file:
             self._remove(before)
         self._configured.set()
 
     async def run(self) -> None:
-        """For ever; then the file goes, as GPU feature discovery's does, unless it is to stay (oneshot)."""
+        """Run for ever; at the end the file is removed, as GPU feature discovery's is, unless it is to stay
+        (oneshot).
+        """
         try:
             while True:
                 self._configured.clear()
@@ -141,7 +143,7 @@ class FeatureWriter:
 
 
 def _write(path: Path, text: str) -> None:
-    """In one step: NFD's worker reads the folder whenever it likes. Raises OSError."""
+    """Write the file in one step, since NFD's worker may read the folder at any time. Raises OSError."""
     new = path.with_name(f".{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)
     new.write_text(text)

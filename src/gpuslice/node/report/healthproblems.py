@@ -1,7 +1,7 @@
-"""Which GPUs and MIG devices of a node are sick, who holds them, and the sentence that says so. Pure.
+"""Which GPUs and MIG devices of a node are unhealthy, who holds them, and the message that says so. Pure.
 
-The sentence stands in the node's condition, for people, and a restarted agent reads it back: what it says
-has been told to everybody whom it concerns, and is no news.
+The message is in the node's condition, for people, and a restarted agent reads it back: the events for what
+it says have been recorded already.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gpuslice.devices.found import Found
 
 NOBODY: Final = "nobody"
 NAMELESS: Final = "UUID unknown"
-"""Of a GPU that did not answer when its driver was asked for the first time."""
+"""The name of a GPU that did not answer when its driver was first asked."""
 _HELD: Final = ", held by "
 _BEGIN: Final = re.compile(r"(?:^|; )((?:MIG \S+ on )?GPU \d+) \(([^()]*)\): ")
 
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
-    """One sick device: what people call it, its UUID, the reason, and who holds it (namespace/name)."""
+    """One unhealthy device: its name for people, its UUID, the reason, and its holders (namespace/name)."""
 
     name: str
     uuid: str
@@ -41,10 +41,10 @@ class HealthProblem:
 def problems(
     found: Found, holders: Mapping[str, Collection[str]], told: Sequence[HealthProblem], pods: Collection[str]
 ) -> tuple[HealthProblem, ...]:
-    """Everything sick, by index. A sick GPU stands for its MIG devices.
+    """Everything unhealthy, by index. An unhealthy GPU stands for its MIG devices.
 
-    `holders`: by UUID, the pods that hold a part. `told`: what was said last; of a GPU that does not even
-    say its UUID it knows what it was called, and who held it of the `pods` that still are here.
+    `holders`: by UUID, the pods that hold a part. `told`: the problems reported last; for a GPU that no
+    longer even gives its UUID they hold its name, and its holders among the `pods` that are still here.
     """
     sick: dict[int, list[HealthProblem]] = {}
     for gpu in found.gpus:
@@ -76,18 +76,18 @@ def problems(
 
 
 def recovered(found: Found, told: Sequence[HealthProblem]) -> tuple[HealthProblem, ...]:
-    """What was told to be sick and is well. What is not there any more is neither."""
+    """The devices that were reported unhealthy and are healthy again. A device that is gone is neither."""
     well = _healthy(found)
     return tuple(one for one in told if one.uuid in well)
 
 
 def say(sick: Sequence[HealthProblem]) -> str:
-    """One sentence for all."""
+    """The message for all of them."""
     return "; ".join(map(str, sick))
 
 
 def read(sentence: str) -> tuple[HealthProblem, ...]:
-    """What `say` was told; empty for other text."""
+    """The problems that `say` wrote into a message; empty for any other text."""
     begins = list(_BEGIN.finditer(sentence))
     ends = [*(begin.start() for begin in begins), len(sentence)][1:]
     found: list[HealthProblem] = []

@@ -1,12 +1,13 @@
-"""A node's condition `GPUUnhealthy`, and the events that tell of GPUs that fall ill and recover.
+"""Writes a node's condition `GPUUnhealthy`, and records events about GPUs that become unhealthy and recover.
 
 True means trouble, as it does for all conditions of a node but Ready and for those of the node problem
 detector, so that what watches these (Draino, machine health checks, alerts on
 kube_node_status_condition) watches this one by its name alone. Its message names each sick GPU, why, and
 the pods that hold a part of it; there is an event on the node, and one on each such pod.
 
-Level-triggered: what is news is the difference to what was told last, which after a restart is what the
-condition says. Events come first: who is killed in between says a thing twice, never not at all.
+Level-triggered: each event comes from a difference to what was reported last, which after a restart is read
+from the condition. Events are recorded before the condition is written: an agent that is killed in between
+records an event twice, never not at all.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ SICK, WELL, NONE = names.UNHEALTHY_CONDITION, "GPUsAreHealthy", "NoGPUs"
 """Reasons of the condition: True, False, Unknown."""
 RECOVERED: Final = "GPUHealthy"
 HEARTBEAT_SECONDS: Final = 300.0
-"""How often the condition is written though nothing has changed, as kubelet's and the problem detector's:
-an old heartbeat says that nobody looks any more."""
+"""How often the condition is written although nothing has changed, as kubelet and the problem detector do: an
+old heartbeat means that nobody watches the GPUs any more."""
 
 Holders = Callable[[], Mapping[str, Sequence[NodePod]]]
-"""The pods that certainly hold a GPU, a MIG device or a part of it, by its UUID."""
+"""The pods that certainly hold a GPU, a MIG device or a part of one, by its UUID."""
 
 
 class HealthReporter:
@@ -66,7 +67,7 @@ class HealthReporter:
         self._wake = asyncio.Event()
 
     def set_node(self, node: Node) -> None:
-        """The node as the API server has it; older news than we have are ignored."""
+        """Take in the node as the API server has it; a version older than the one known is ignored."""
         known = self._node
         if known is None or known.uid != node.uid or _version(node) >= _version(known):
             self._node = node
@@ -76,11 +77,11 @@ class HealthReporter:
         self._node = None
 
     def check(self) -> None:
-        """The GPUs or who holds them may have changed."""
+        """Look again soon: the GPUs or their holders may have changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Say what is to be said, for ever."""
+        """Report what has changed, for ever."""
         await keep_written(
             f"the condition of node {self._name}",
             self._publish,
@@ -160,7 +161,7 @@ def _condition(found: Found, sick: Sequence[HealthProblem]) -> NodeCondition:
 
 
 def _object(pod: NodePod) -> Pod:
-    """What an event needs to know of a pod."""
+    """The fields of a pod that an event refers to."""
     return Pod(metadata=ObjectMeta(name=pod.name, namespace=pod.namespace, uid=pod.uid))
 
 

@@ -16,7 +16,7 @@ def render(
     """The text that /metrics answers. `refused`: kubelet's calls, by the verdict's code; `unreadable`: API
     objects that could not be read, by kind.
     """
-    # Not before somebody asks: an agent that starts is waited for.
+    # Imported only when metrics are first read, so that the agent starts sooner.
     from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
     registry = CollectorRegistry()

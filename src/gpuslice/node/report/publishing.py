@@ -1,7 +1,7 @@
-"""What the agent writes to the API server: its node's GPUs, and where each pod's containers really are.
+"""Writes to the API server: the node's GPUs, and where each pod's containers really are.
 
-Both are level-triggered: what should be there is computed from what is known and compared with what is
-there; only the difference is sent, again and again until it is in order. Nothing is remembered of failures.
+Both are level-triggered: the desired annotations are computed from what is known and compared with the
+present ones; only the difference is sent, again and again until there is none. Failures are not remembered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 
 def allocation_of(pod: NodePod, ledger: Ledger) -> Allocation:
-    """Where a pod's containers are, or are meant to be. Lacks those of which nothing is known."""
+    """Where a pod's containers are, or are meant to be; without containers of which nothing is known."""
     gpus, plan = ledger.gpus, ledger.planned(pod)
     mine = _mine(pod, ledger)
     shared = {uuid for h in mine.values() if not h.kind.whole for uuid in h.gpus}
@@ -63,7 +63,8 @@ def allocation_of(pod: NodePod, ledger: Ledger) -> Allocation:
 def _mine(pod: NodePod, ledger: Ledger) -> dict[str, Held]:
     """The grants that certainly are this pod's, by container.
 
-    Ids of another plugin (gpushare's, before us) name no GPU of ours: there the pod's annotations stand.
+    Ids of another plugin (gpushare's, before us) name no GPU of ours: for those the pod's annotations stay as
+    they are.
     """
     return {h.owner.container: h for h in ledger.held_by(pod.uid) if h.certain and h.owner and h.gpus}
 
@@ -71,7 +72,7 @@ def _mine(pod: NodePod, ledger: Ledger) -> dict[str, Held]:
 def corrections(pod: NodePod, ledger: Ledger, *, now_ns: int) -> Mapping[str, str | None]:
     """The annotations of a pod that are not as they should be; None = to be removed.
 
-    Nothing is to be said of a pod of which nothing is certain, unless its plan was swapped with another's.
+    Nothing is written about a pod of which nothing is certain, unless its plan was swapped with another's.
     """
     known = bool(_mine(pod, ledger))
     if not known and not ledger.is_swapped(pod.uid):
@@ -97,7 +98,9 @@ def _is_too_long(error: ApiError) -> bool:
 
 
 class PodPublisher:
-    """Keeps the annotations of this node's pods true. `tell` says to the pod's owner what prevents it."""
+    """Keeps the annotations of this node's pods true. `tell` records for the pod's owner what prevents
+    that.
+    """
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class PodPublisher:
         self._wake = asyncio.Event()
 
     def check(self, uids: Iterable[str]) -> None:
-        """Something about these pods has changed."""
+        """Publish these pods again: something about them has changed."""
         self._dirty |= dict.fromkeys(uids)
         self._wake.set()
 
@@ -143,7 +146,7 @@ class PodPublisher:
                 raise
         else:
             return
-        # Somebody has filled the pod's annotations up. Of ours only the authoritative one must be there.
+        # The pod's annotations are full. Only the authoritative one of ours has to be there.
         lean: dict[str, str | None] = dict.fromkeys(sorted(OTHERS & pod.annotations.keys()))
         if names.ALLOCATION in changes:
             lean[names.ALLOCATION] = changes[names.ALLOCATION]
@@ -163,7 +166,7 @@ class PodPublisher:
         self._on_pod(await self._client.patch(Pod, pod.name, body, pod.namespace))
 
     async def run(self) -> None:
-        """Work off what `check` was told, for ever."""
+        """Publish the pods that were passed to `check`, for ever."""
         failures = 0
         while True:
             await self._wake.wait()
@@ -174,7 +177,7 @@ class PodPublisher:
                 try:
                     await self.publish(uid)
                 except (NotFound, Conflict):
-                    continue  # it is gone: the watch will say so
+                    continue  # it is gone: the watch will report that
                 except (Unavailable, ApiError) as error:
                     failed[uid] = str(error)
                 except Exception as error:  # one pod must not keep the others' records from being true
@@ -231,7 +234,7 @@ class NodePublisher:
         self._node = None
 
     def check(self) -> None:
-        """The GPUs have changed."""
+        """Publish again: the GPUs have changed."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -269,7 +272,8 @@ class NodePublisher:
             return {}
         present, wanted = node.metadata.labels or {}, dict(self._labels())
         if names.GFD_TIMESTAMP in present and self._discovered():
-            # It writes what it finds again and again. What it has left when it is gone is ours to keep true.
+            # While feature discovery runs it rewrites its labels again and again. Once it is gone, we keep
+            # those that it left true.
             wanted = {key: value for key, value in wanted.items() if not key.startswith("nvidia.com/")}
             present = {key: value for key, value in present.items() if not key.startswith("nvidia.com/")}
         changes: dict[str, str | None] = {

@@ -1,4 +1,4 @@
-"""Writing to the API server whatever is not there as it should be, again and again until it is."""
+"""Writes to the API server until what is there is as it should be."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ async def keep_written(
     clock: Clock,
     random: Callable[[], float],
 ) -> None:
-    """Write whenever `wake` is set, and every so many seconds if that is said, for ever.
+    """Write whenever `wake` is set, and at an interval in seconds if one is given, for ever.
 
-    After a failure it is tried again, later each time; `what`, for the log, is told of the first.
+    After a failure it is tried again, with growing delays; only the first failure is logged, under the name
+    `what`.
     """
     failures = 0
     while True:

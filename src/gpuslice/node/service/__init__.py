@@ -1,1 +1,1 @@
-"""The device plugin service: what is answered to a kubelet."""
+"""The device plugin service: what answers a kubelet's calls."""

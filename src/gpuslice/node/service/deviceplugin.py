@@ -1,9 +1,9 @@
-"""Answers a kubelet's calls: the ledger decides, and this fetches what it needs to know.
+"""Answers a kubelet's calls: the ledger decides, and this module fetches what the ledger needs to know.
 
-Allocate is answered at once from what is known. A refusal is final for a pod, so before one the API server
-and pod-resources are asked whether it is still true. GetPreferredAllocation may also ask when nobody waits
-for what is asked, since a kubelet's watch can be ahead of ours, and before a container goes elsewhere than
-its scheduler counts it.
+Allocate is answered at once from what is known. A refusal is final for a pod, so before refusing, the API
+server and pod-resources are asked whether the reason is still true. GetPreferredAllocation asks them in two
+more cases: when no known container waits for that much, since a kubelet's watch can be ahead of ours, and
+before a container goes elsewhere than its scheduler counts it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ from gpuslice.requests.kinds import Kind
 
 LIST_SECONDS: Final = 5.0
 DRIVER_SECONDS: Final = 5.0
-"""How long the driver may take to say that a device is still as it was announced."""
+"""How long the driver may take to confirm that a device is still as it was announced."""
 REBUILT_SECONDS: Final = 10.0
-"""How long a call waits for an agent that has just started to know all; kubelet's other pods wait with it."""
+"""How long a call waits until an agent that has just started knows everything; kubelet's other pods
+wait too."""
 
 _log = structlog.get_logger(__name__)
 
 
 class DevicePluginService:
-    """The node's pods and ledger, and what the kubelet asks about them.
+    """Answers the kubelet's calls from the node's pods and ledger.
 
     `differs` asks the driver whether devices are still as they were announced (`DeviceBackend.differs`).
-    `simulated` tells the machine on paper, None on real GPUs: their driver brings an nvidia-smi of its own.
+    `simulated` gives the simulated machine; None on real GPUs, whose driver brings its own nvidia-smi.
     `complete` says whether all pods of the node are known now.
     """
 
@@ -161,9 +162,9 @@ class DevicePluginService:
             await self._pods.fetch_all()
         answer = self.ledger.prefer(*ask, self.pods)
         if isinstance(answer, Verdict) or self.ledger.is_doubtful(self.pods):
-            # Perhaps what it lacks is held for pods that have ended since we last looked, or that were gone
-            # before they started, so that others were taken for them. To ask pod-resources is harmless
-            # here: nothing of this container is given out yet.
+            # Perhaps the missing ids are held for pods that have ended since we last looked, or that were
+            # gone before they started, so that other pods were mistaken for them. To ask pod-resources is
+            # harmless here: nothing has been given out to this container yet.
             await self._refresh()
             answer = self.ledger.prefer(*ask, self.pods)
         self.last_call = self._clock.monotonic()
@@ -177,17 +178,17 @@ class DevicePluginService:
         self._prestart.lingering()
         outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Verdict) and await self._pods.fetch_all():
-            # Before a pod is turned away: a kubelet that gives out all that is left has not asked us, and
-            # may know before we do that the former holder has ended or who comes.
+            # Look again before the pod is refused: a kubelet that gives out all that is left does not ask for
+            # a preference, and may know before we do that the former holder has ended or which pod comes.
             outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Verdict):
-            # The pod would fail for good, so even this is worth it: a kubelet that is asked now may forget
-            # that it gives out these ids, but we do not.
+            # The pod would fail for good, so even this is worth its risk: a kubelet whose pod-resources is
+            # called now may forget that it gives out these ids, but we do not.
             await self._refresh()
             outcome = self.ledger.allocate(kind, ids, self.pods, self._clock.monotonic())
         if isinstance(outcome, Verdict):
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, self.ledger.refuse(outcome))
-        # Asked once the ids are taken: from here on nobody of ours partitions the GPU.
+        # The driver is asked after the ids are taken: from here on the agent does not partition the GPU.
         if problem := await self._is_not_as_announced(outcome):
             self.ledger.withdraw(outcome)
             raise RpcError(RpcCode.FAILED_PRECONDITION, problem)
@@ -213,7 +214,7 @@ class DevicePluginService:
         await self._prestart(kind, ids)
 
     async def _is_not_as_announced(self, held: Held) -> str:
-        """Why these devices are not what was announced, as the driver has it now; "" if they are."""
+        """Why these devices, as the driver has them now, are not as announced; "" if they are."""
         try:
             async with asyncio.timeout(DRIVER_SECONDS):
                 return await self._differs(frozenset(map(device_of, held.gpus)))
@@ -221,7 +222,7 @@ class DevicePluginService:
             return f"the driver has not said within {DRIVER_SECONDS:.0f} s that the GPU is as it was"
 
     async def _once_rebuilt(self) -> None:
-        """Wait until nothing that a decision needs is missing. Raises RpcError if that takes too long."""
+        """Wait until everything that a decision needs is known. Raises RpcError if that takes too long."""
         if not self.rebuilt.is_set() and not await happened(self.rebuilt, self._clock, REBUILT_SECONDS):
             raise RpcError(RpcCode.UNAVAILABLE, f"the agent has just started, and {self.lacks}; try again")
 
@@ -229,8 +230,8 @@ class DevicePluginService:
     async def release(self) -> None:
         """Release what is over. Raises RpcError if the kubelet is away.
 
-        Ids of which no pod is known are those of a pod that the watch has not told of yet, or nobody's:
-        the API server is asked, since nobody else may have them meanwhile.
+        Ids without a known pod belong to a pod that the watch has not reported yet, or to nobody: the API
+        server is asked, since until then nobody else may have them.
         """
         calls = self.ledger.calls
         fresh = self.ledger.has_strangers(self.pods) and await self._pods.fetch_all()
@@ -260,9 +261,9 @@ class DevicePluginService:
         self.publisher.check({h.owner.uid for h in held if h.owner})
 
     def sweep(self) -> None:
-        """Remove folders that nobody has any more; call it when all pods are known.
+        """Remove folders that belong to nobody any more; call it when all pods are known.
 
-        First it learns from them what was started before the agent was.
+        Before that it learns from the folders which containers were started before the agent.
         """
         self._prestart.recall()
         living = {uid for uid, pod in self.pods.items() if pod.alive}
@@ -270,7 +271,7 @@ class DevicePluginService:
 
     # --- inside -----------------------------------------------------------------------------------
     async def _refresh(self) -> None:
-        """In a kubelet's call: ask the API server and pod-resources what has changed."""
+        """Ask the API server and pod-resources, within a kubelet's call, what has changed."""
         fresh = await self._pods.fetch_all()
         with contextlib.suppress(RpcError):
             await self.reconcile(FRESH_SECONDS, fresh=fresh)

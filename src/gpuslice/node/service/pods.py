@@ -1,4 +1,6 @@
-"""The pods of one node as the API server has them, by its watch and by question, and what they mean here."""
+"""The pods of one node as the API server has them, from its watch and by reading, and as the ledger sees
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from gpuslice.node.grants.nodepod import NodePod, read_pod
 from gpuslice.units import read_digits
 
 FRESH_SECONDS: Final = 1.0
-"""How long a question about all pods may hold up an admission."""
+"""How long reading all pods may hold up an admission."""
 POD_SECONDS: Final = 2.0
 """How long a container's start waits for an answer about its pod."""
 
@@ -52,7 +54,9 @@ class NodePods:
         return self._seen.get(uid)
 
     def set(self, pod: Pod) -> None:
-        """A pod of this node as the API server has it; older news than we have are ignored."""
+        """Take in a pod of this node as the API server has it; a version older than the one known is
+        ignored.
+        """
         pod, known = trimmed(pod), self._seen.get(pod.uid)
         if known is not None and _version(pod) < _version(known):
             return
@@ -76,7 +80,7 @@ class NodePods:
         self._on_drop(pod)
 
     def read_anew(self) -> None:
-        """Of which GPUs a pod's annotations speak follows from those that there are."""
+        """Read all pods again: which GPUs a pod's annotations mean depends on the node's GPUs."""
         gpus = self._gpus()
         for uid, pod in self._seen.items():
             self.read[uid] = read_pod(pod, gpus, self.read.get(uid))
@@ -118,7 +122,7 @@ class NodePods:
 
 
 def _says_the_same(old: Pod, new: Pod) -> bool:
-    """True if only the status may differ: what a pod asks for cannot be changed."""
+    """True if at most the status differs: what a pod asks for cannot be changed."""
     return (
         old.annotations == new.annotations
         and old.metadata.deletion_timestamp == new.metadata.deletion_timestamp

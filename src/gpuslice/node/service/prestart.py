@@ -1,7 +1,8 @@
 """Answers PreStartContainer: whose container is about to start, and whether others still run with its ids.
 
-pod-resources names the owner of the ids by then. Who was deleted by force is forgotten by it and by the API
-server while its processes run on: so what was let start is remembered until kubelet's folder of its pod goes.
+pod-resources names the owner of the ids by then. It and the API server forget a pod that was deleted by force
+while its processes run on: so each container that was allowed to start is remembered until kubelet removes
+its pod's folder.
 """
 
 from __future__ import annotations
@@ -64,19 +65,19 @@ class PreStart:
         self._clock = clock
 
     def set_pod(self, pod: NodePod) -> None:
-        """The API server has said something of a pod."""
+        """Take in a pod as the API server has it."""
         self._order.told()
         if not pod.alive:
             self.started.forget([pod.uid])
 
     def drop_pod(self, pod: Pod) -> None:
-        """It is gone, for the API server: if it had not ended, its processes may run on."""
+        """Note that the API server no longer has the pod: if it had not ended, its processes may run on."""
         if has_ended(pod):
             self.started.forget([pod.uid])
         self._order.forget(pod.uid)
 
     def lingering(self) -> frozenset[str]:
-        """The pods that the API server has no more and whose processes may run on."""
+        """The pods that the API server no longer has and whose processes may run on."""
         gone = self.started.uids - self._pods.read.keys()
         lingering = frozenset(filter(self._pod_folders.has, gone))
         if gone != lingering:
@@ -85,7 +86,7 @@ class PreStart:
         return lingering
 
     async def __call__(self, kind: Kind, ids: Sequence[str]) -> None:
-        """A container with these ids is about to start. Raises RpcError if it must not, or not yet."""
+        """Let a container with these ids start. Raises RpcError if it must not start, or not yet."""
         until = self._clock.monotonic() + ENDED_SECONDS
         retried = False
         while True:
@@ -95,7 +96,7 @@ class PreStart:
                 continue
             if retried or await self._published(identity.pod.uid):
                 break
-            # The pod that we took it for is gone; one of the same name has taken its place.
+            # The pod that was guessed is gone; one of the same name has taken its place.
             retried = True
             self._ledger.doubt(identity.pod.uid)
             await self._pods.fetch(identity.pod.key)
@@ -130,7 +131,9 @@ class PreStart:
         return self.started.beside(kind, ids, gpus, self.lingering())
 
     async def _others_ended(self, kind: Kind, ids: Sequence[str], until: float) -> None:
-        """Wait until nobody runs with these ids who was deleted by force. Raises RpcError if that lasts."""
+        """Wait until no pod that was deleted by force runs with these ids. Raises RpcError if that takes too
+        long.
+        """
         while others := self._in_the_way(kind, ids):
             if not await self._pod_folders.gone(others, until - self._clock.monotonic()):
                 uid, key = next(iter(others.items()))
@@ -142,21 +145,21 @@ class PreStart:
             self._pods.ended.set()
 
     async def _published(self, uid: str) -> bool:
-        """Make a pod's annotations true, now or, if that cannot be, soon; False if the pod is gone."""
+        """Make a pod's annotations true now or, if that fails, soon; False if the pod is gone."""
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 await self._publisher.publish(uid)
         except (NotFound, Conflict):
             return False
         except NoRoom as error:
-            # Where it is must be known before it runs: others would be promised that room.
+            # Where the pod is must be known before it runs: else the same memory would be promised to others.
             raise RpcError(RpcCode.FAILED_PRECONDITION, str(error)) from error
         except (Unavailable, ApiError, TimeoutError):
             pass  # it is checked again
         return True
 
     async def _who_starts(self, kind: Kind, ids: Sequence[str]) -> Identity | None:
-        """Who it is, noted down; None if somebody is in the way. Raises RpcError."""
+        """Identify the container and note its start; None if another pod is in the way. Raises RpcError."""
         try:
             listing = await self._listing.get()
         except RpcError as error:

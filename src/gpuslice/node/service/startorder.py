@@ -1,7 +1,9 @@
-"""Which of a pod's containers starts, where several have the same ids: an init container leaves its own.
+"""Says which of a pod's containers starts where several have the same ids, since init containers leave
+theirs.
 
 PreStartContainer names ids only. A pod's containers start one after the other, so it is the first that has
-not completed, by `initContainerStatuses`. These can be older than the call; then they are waited for.
+not completed, by `initContainerStatuses`. The statuses can be older than the call; then newer ones are waited
+for.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from gpuslice.clock import Clock, happened
 from gpuslice.kube.wire import ContainerStatus, Pod
 
 NEWS_SECONDS: Final = 2.0
-"""How long a start waits for the API server to know what became of the container before it."""
+"""How long a start waits for the API server to know how the container before it ended."""
 _BEFORE_START: Final = ("", "PodInitializing", "ContainerCreating")
 
 
@@ -31,7 +33,7 @@ class StartOrder:
         self._news = asyncio.Event()
 
     def told(self) -> None:
-        """A pod has changed."""
+        """Note that a pod has changed."""
         self._news.set()
 
     def forget(self, uid: str) -> None:
@@ -53,7 +55,7 @@ class StartOrder:
                 asked = True
                 await self._fetch(pod.key)
             elif not await happened(self._news, self._clock, until - self._clock.monotonic()):
-                # Mostly what started before has done its work.
+                # Mostly the container that started before has completed.
                 after = candidates.index(last) + 1 if last else 0
                 found = candidates[min(after, len(candidates) - 1)]
                 break
@@ -62,9 +64,10 @@ class StartOrder:
 
 
 def first_to_start(pod: Pod, candidates: Sequence[str], last: str, *, sure: bool) -> str:
-    """The first that has not completed; "" if the pod's status does not tell yet. Pure.
+    """The first that has not completed; "" if the pod's status does not show it yet. Pure.
 
-    `last`: who of them started last, "" if that is not known. `sure`: the status is not older than the call.
+    `last`: which of them started last, "" if that is not known. `sure`: the status is not older than the
+    call.
     """
     ordinary = {c.name for c in pod.spec.init_containers or () if c.restart_policy != "Always"}
     statuses = {status.name: status for status in pod.status.init_container_statuses or ()}
