@@ -1,1 +1,1 @@
-"""The cluster as we know it: one in-memory truth, rebuilt from API objects alone after any restart."""
+"""The state of the cluster in memory, rebuilt from API objects alone after any restart."""

@@ -1,7 +1,7 @@
-"""Who holds which GPU of the cluster: pods, reservations, and where those count whose GPU nobody recorded.
+"""Accounts for who holds which GPU of the cluster: pods, reservations, and pods whose GPU nobody recorded.
 
-Pods are accounted by uid (a StatefulSet's pod that was made again under the same name is another
-pod) and release their memory when their containers have ended, not when their deletion was asked for.
+Pods are accounted by uid (a StatefulSet's pod that is recreated under the same name is another pod) and
+release their memory when their containers have ended, not when their deletion was asked for.
 
 Nothing here awaits, so choosing a GPU and reserving it is one step for everybody on the event loop.
 """
@@ -79,7 +79,8 @@ class GpuAccounts:
             return
         self._infos[node.name] = info
         self.fleet.set_node(node.name, info.gpus, units=info.units, whole=info.whole)
-        # Pods whose GPU is known count first, so that the others are put where room really is.
+        # Pods whose GPU is known are counted first, so that the other pods are put where memory is really
+        # free.
         records = [self._pods[uid] for uid in sorted(self._on_node.get(node.name, ()))]
         unknown = []
         for record in records:
@@ -92,12 +93,14 @@ class GpuAccounts:
             self._charge(self._guess(record))
 
     def drop_node(self, name: str) -> None:
-        """A node is gone. Its pods stay known until they are gone too."""
+        """A node is gone. Its pods are remembered until they are gone too."""
         self._infos.pop(name, None)
         self.fleet.drop_node(name)
 
     def mark_unhealthy(self, node: str, text: str | None) -> bool:
-        """What ConfigMap unhealthy-gpu-<node> says of a node. True if that is new: tell of the node again."""
+        """Take in what ConfigMap unhealthy-gpu-<node> says of a node. True if that is new: the node has then
+        changed.
+        """
         marked = read_unhealthy(text)
         if marked == self._unhealthy.get(node, frozenset()):
             return False
@@ -107,14 +110,14 @@ class GpuAccounts:
     def set_pod(self, pod: Pod) -> None:
         """A pod was added or changed.
 
-        What it was given is fixed when it is bound. Annotations may say where that is; whatever else stands
-        in them, it counts with what its spec asks for, where it counted before or where the engine would put
-        it.
+        What it was given is fixed when it is bound. Annotations may say on which GPUs that is. If they do not
+        say it believably, the pod counts with what its spec asks for, where it counted before or where the
+        engine would put it.
         """
         try:
             self._set_pod(pod)
         except Exception:
-            # Not ours to know what it was. What was counted stays so, and else the spec counts.
+            # What it holds cannot be known. What was counted before stays; otherwise the spec counts.
             if pod.uid not in self._pods:
                 self._set_pod(replace_struct(pod, metadata=replace_struct(pod.metadata, annotations=None)))
             raise
@@ -181,13 +184,13 @@ class GpuAccounts:
         return sorted((self._pods[uid] for uid in self._on_node.get(node, ())), key=lambda r: (r.key, r.uid))
 
     def check(self, request: PodRequest, node: str) -> Verdict:
-        """What one node says to a request."""
+        """The verdict of one node on a request."""
         if not request:
             return FITS if node in self.fleet else refusal(Code.NODE_NOT_FOUND, node)
         return self.fleet.verdict(request, node, self.policy)
 
     def filter(self, request: PodRequest, nodes: Sequence[str]) -> FilterOutcome:
-        """Which of these nodes can take the pod. One vectorised question, however many nodes."""
+        """Which of these nodes can take the pod: one vectorised check, however many nodes."""
         if not request:
             return FilterOutcome(list(nodes), {})
         fits: list[str] = []
@@ -226,7 +229,7 @@ class GpuAccounts:
     def assume(self, pod: Pod, node: str) -> tuple[Allocation, Verdict] | Verdict:
         """Choose the pod's GPUs on a node and reserve them under its uid, in one step.
 
-        A Verdict alone is a refusal. Asked again for the same pod and node it answers the same.
+        A Verdict alone is a refusal. A second call for the same pod and node returns the same.
         """
         known = self._pods.get(pod.uid)
         if known is not None:
@@ -260,7 +263,7 @@ class GpuAccounts:
         return outcome, FITS
 
     def forget(self, uid: str) -> None:
-        """Take an assumption back that the API server never confirmed. Anything else is left alone."""
+        """Drop an assumption that the API server never confirmed. Anything else is left alone."""
         record = self._pods.get(uid)
         if record is not None and record.assumed:
             self._uncharge(record)
@@ -315,7 +318,9 @@ class GpuAccounts:
 
     # --- inside -----------------------------------------------------------------------------------
     def _locate(self, record: PodRecord) -> PodRecord:
-        """Say which GPUs a bound pod is on, by its annotations; if they do not say, where it counts."""
+        """Decide on which GPUs a bound pod counts: by its annotations; if they do not say, where it counted
+        before.
+        """
         read = self._read(record)
         return read if read.allocation is not None else self._guess(read)
 
@@ -328,16 +333,17 @@ class GpuAccounts:
         if old.allocation is None or new.allocation is None:
             return new
         if new.proven != new.hints:
-            # What stands there now cannot be believed.
+            # What the annotations say now cannot be believed.
             return replace(new, allocation=old.allocation, charges=old.charges)
         if new.allocation == old.allocation and not is_assigned(new):
             return replace(new, charges=old.charges)
         siblings = self._on_node.get(new.node, ())
-        # A reservation gives way to nobody: whoever wrote of this pod did not know of it.
+        # A reservation gives way to nobody: the writer of this pod's annotations did not know of it.
         others = (self._pods[uid] for uid in siblings if uid != new.uid and not self._pods[uid].assumed)
         giving = swap_places(old, new, others)
         if not giving and not is_assigned(new) and not self._has_room(old, new):
-            # Only a plan, and one that cannot be: what it leaves would be given to one pod too many.
+            # This is only a plan, and an impossible one: what it would free would be given to one pod too
+            # many.
             return replace(new, charges=old.charges)
         for moved in giving:
             self._uncharge(self._pods[moved.uid])
@@ -345,7 +351,7 @@ class GpuAccounts:
         return new
 
     def _has_room(self, old: PodRecord, new: PodRecord) -> bool:
-        """True if what a pod is to take elsewhere than it is counted is free there."""
+        """True if there is enough free where a pod would newly be counted."""
         free_gpus = {one.gpu.uuid: one for one in self.fleet.free_gpus(new.node)}
         return all(
             (one := free_gpus.get(charge.gpu)) is not None
@@ -370,7 +376,7 @@ class GpuAccounts:
         return replace(record, charges=self._likely(record.request, record.node, gpus)) if gpus else record
 
     def _likely(self, request: PodRequest, node: str, gpus: NodeGpus) -> tuple[Charge, ...]:
-        """Where the engine would put a pod whose GPU is unknown; without room, on the emptiest GPU."""
+        """Where the engine would put a pod whose GPU is unknown; if it fits nowhere, the emptiest GPU."""
         free_gpus: list[FreeGpu] = self.fleet.free_gpus(node)
         if len(request.containers) <= MAX_CONTAINERS:
             outcome = place(request, gpus.unit, free_gpus, self.policy, steps=Steps(GUESS_STEPS))
@@ -419,7 +425,7 @@ def _hints(pod: Pod) -> tuple[tuple[str, str], ...]:
 
 
 def _proven(known: PodRecord) -> tuple[tuple[str, str], ...]:
-    """The annotations by which a pod counts where it does; of a reservation those that it was bound with."""
+    """The annotations that decide where a pod counts; for a reservation, those that it was bound with."""
     if known.assumed and known.allocation is not None:
         return ((names.ALLOCATION, encode_record(known.allocation)),)
     return known.proven

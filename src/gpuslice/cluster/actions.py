@@ -1,7 +1,7 @@
-"""What controllers want done, as values. They plan from the cluster; the `executor` writes.
+"""The actions that controllers plan, as values; `executor` carries them out.
 
-Every action is safe to repeat: after a crash, or from an older picture, it finds itself done or is refused by
-its precondition.
+Every action is safe to repeat: after a crash, or when planned from an older state, it is found done or its
+precondition refuses it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An event about an object: how it is now, recorded if that is news; `happened`: each time."""
+    """An event about an object. It describes a state and is recorded only if that is new; with `happened`,
+    each time.
+    """
 
     about: KubeObject
     type: Literal["Normal", "Warning"]

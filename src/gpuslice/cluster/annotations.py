@@ -6,10 +6,10 @@ Three records of a pod's allocation are read, the most exact first:
 2. `scheduler.framework.gpushare.allocation` (gpushare 2.0): per container index and GPU index, in units.
 3. `ALIYUN_COM_GPU_MEM_IDX` (gpushare): one GPU index for the whole pod.
 
-A record counts as absent if it names GPUs the node does not have, does not cover the containers that ask for
-a GPU, or is not written as these are: numbers without leading zeros, no key twice. The pod is then on the
-node with its GPU unknown, which is visible and accounted. Amounts are the spec's, which nobody can edit; of
-the user's annotations nothing is read here, since they can be edited while the pod runs.
+A record counts as absent if it names GPUs that the node does not have, does not cover the containers that ask
+for a GPU, or breaks the format: numbers without leading zeros, no key twice. The pod is then on the node with
+its GPU unknown, which is visible and accounted. Amounts come from the spec, which nobody can edit; the user's
+own annotations are not read here, since they can be edited while the pod runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from gpuslice.units import MAX_UNITS, MemoryUnit, read_digits
 
 
 class _GpuRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """`healthy` is false of a closed one, too: whoever does not know that word is not to give it out."""
+    """`healthy` is false for a closed GPU, too, so that a reader who does not know `closed` does not give it
+    out.
+    """
 
     index: int
     uuid: str
@@ -145,7 +147,7 @@ def encode_record(allocation: Allocation) -> str:
 def gpushare_allocation(
     container_names: Sequence[str], allocation: Allocation, gpus: NodeGpus
 ) -> dict[str, str]:
-    """gpushare 2.0's record, needed when one index cannot say it: several GPUs or several containers.
+    """gpushare 2.0's record, needed when one index is not enough: several GPUs or several containers.
 
     `container_names`: spec.containers in order; its keys are their positions (init containers have none).
     """
@@ -163,9 +165,9 @@ def gpushare_allocation(
 def recorded_spread(
     annotations: Mapping[str, str], container_names: Sequence[str], gpus: NodeGpus | None = None
 ) -> dict[str, int]:
-    """On how many GPUs each container evenly is, as the pod's records say; {} if they say nothing.
+    """On how many GPUs each container is, in equal parts, by the pod's records; {} if there are none.
 
-    `gpus`: those of its node, where they are known; a record that names others counts as absent.
+    `gpus`: those of its node, if they are known; a record that names other GPUs counts as absent.
     """
     ours = _decode_record(annotations, names.ALLOCATION)
     if ours and (gpus is None or all(gpus.find(uuid) for named in ours.values() for uuid in named)):
@@ -234,7 +236,7 @@ def _read_gpushare_allocation(
             return None
         for index, units in shares.items():
             gpu = _at(gpus, index)
-            # A share of nothing would still keep a GPU from those who want it whole.
+            # A share of 0 MiB would still keep a GPU from pods that ask for it whole.
             if gpu is None or not 1 <= units <= MAX_UNITS:
                 return None
             grants.append(_grant(wanted.name, gpu.uuid, gpus, units, whole=False))

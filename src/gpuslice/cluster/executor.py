@@ -22,14 +22,14 @@ from gpuslice.kube.wire import KubeObject, Node
 from gpuslice.observe.repeats import Repeats
 
 UNSEEN_SECONDS: Final = 5.0
-"""How long to wait at most until the cluster shows what was written."""
+"""How long to wait at most until the watch shows what was written."""
 PROTECTED: Final = 429
-"""The status of an eviction that a disruption budget forbids."""
+"""The HTTP status of an eviction that a disruption budget forbids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a sequence of actions: it ended at `failed`, or at a pod that has to stay for now."""
+    """The result of a sequence of actions: it ended at `failed`, or at a pod that has to stay for now."""
 
     protected: Evict | None = None
     failed: Exception | None = None
@@ -41,8 +41,8 @@ class Result:
 
 
 class Executor:
-    """One per controller. `gate`: another one than the cluster's. `more`: kinds of actions that only this
-    controller has, and who carries them out.
+    """One per controller. `gate`: used instead of the cluster's. `more`: kinds of actions that only this
+    controller has, with the functions that carry them out.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Executor:
         self._unseen: dict[str, tuple[str, float]] = {}  # node -> version written ("": deleted), and when
 
     async def run(self, actions: Iterable[object]) -> Result:
-        """Carry out a sequence. What comes after one that fails is not done; the next plan has it again."""
+        """Carry out a sequence, up to the first action that fails; the next plan has the rest again."""
         for action in actions:
             if why := (self._gate or self._cluster.gate).closed():
                 return Result(failed=Unavailable(why))
@@ -85,7 +85,7 @@ class Executor:
         return Result()
 
     def sees_its_writes(self) -> bool:
-        """True once the cluster shows what was written on nodes: what was begun is not to be begun again."""
+        """True once the cluster shows what was written on nodes, so that nothing is begun twice."""
         late = self._clock.monotonic() - UNSEEN_SECONDS
         for name, (version, at) in list(self._unseen.items()):
             node = self._cluster.node(name)

@@ -17,7 +17,7 @@ from gpuslice.kube.wire import ConfigMap, Node, Pod
 
 
 class ClusterFeed:
-    """Reflectors, to `run` for ever. The cluster's gate says when it is true."""
+    """Reflectors, to `run` for ever. The cluster's gate says when the state is complete."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ClusterFeed:
         """Follow the API server until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run())
-            # Nodes first, so that most pods find theirs; the order does not matter for the outcome.
+            # Nodes first, so that most pods find their node; the order does not matter for the outcome.
             await self._nodes.synced.wait()
             group.create_task(self._configs.run())
             group.create_task(self._pods.run())
@@ -95,6 +95,6 @@ class ClusterFeed:
 
 
 def _node_of(config: ConfigMap) -> str:
-    """The node a health map speaks of; "" for any other ConfigMap."""
+    """The node that a health ConfigMap is about; "" for any other ConfigMap."""
     prefix = names.UNHEALTHY_PREFIX
     return config.name.removeprefix(prefix) if config.name.startswith(prefix) else ""

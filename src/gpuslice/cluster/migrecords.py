@@ -1,8 +1,9 @@
-"""What a node's agent tells of its GPUs' MIG instances, and what it is told to make of them. Text and values.
+"""Encodes and decodes two annotations: the MIG instances of a node's GPUs as its agent reports them, and as
+desired.
 
-Two annotations of a node whose GPUs are partitioned as pods need it: `gpuslice.io/mig`, by its agent, says
-what can be partitioned and what is partitioned; `gpuslice.io/mig-wanted`, by who looks at the pods that wait,
-how it is to be.
+They are on nodes whose GPUs are partitioned as pods need it: `gpuslice.io/mig`, written by the agent, says
+what can be partitioned and what is; `gpuslice.io/mig-wanted`, written by the MIG demand controller, how the
+GPUs are to be partitioned.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from gpuslice.errors import InputError, quoted
 
 
 class MigPolicy(StrEnum):
-    """Who decides how a node's GPUs are partitioned: the label nvidia.com/mig.config, or the pods that wait.
+    """What decides how a node's GPUs are partitioned: the label nvidia.com/mig.config, or the waiting pods.
 
-    On demand, instances are added where nothing lies; with `drain`, idle ones give way as well.
+    On demand, instances are added where none is; with `drain`, idle instances are removed for them as well.
     """
 
     STATIC = "static"
@@ -34,7 +35,7 @@ class MigPolicy(StrEnum):
 
     @classmethod
     def of(cls, labels: Mapping[str, str]) -> MigPolicy:
-        """A node's. Raises InputError for a word that is none."""
+        """The policy of a node. Raises InputError if the label names none."""
         word = labels.get(names.MIG_POLICY, cls.STATIC)
         try:
             return cls(word)
@@ -60,7 +61,7 @@ class MigCapableGpu:
     devices: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def marked(self, used: Collection[str]) -> MigLayout:
-        """The layout with those of these MIG devices marked that are in use."""
+        """The layout with the instances of these MIG devices marked as in use."""
         return replace(self.layout, instances=tuple(self._marked(gi, used) for gi in self.layout.instances))
 
     def _marked(self, gi: GpuInstance, used: Collection[str]) -> GpuInstance:
@@ -78,7 +79,7 @@ def placements(of: MigLayout) -> tuple[str, ...]:
 
 
 _Slices = Annotated[int, msgspec.Meta(ge=0, le=64)]
-"""Slices of one GPU, or their number: no GPU has more, and plans cost with them."""
+"""A number of slices of one GPU: bounded, since no GPU has more and planning takes longer with more."""
 _Short = msgspec.Meta(max_length=64)
 
 
@@ -167,12 +168,12 @@ def decode_partitions(annotations: Mapping[str, str]) -> tuple[MigCapableGpu, ..
 
 
 def encode_wanted(targets: Mapping[str, Target]) -> str:
-    """What the agent is told, by the GPU's UUID."""
+    """What the agent is to make of its GPUs, by UUID."""
     return msgspec.json.encode({uuid: targets[uuid] for uuid in sorted(targets)}).decode()
 
 
 def decode_wanted(annotations: Mapping[str, str]) -> dict[str, Target]:
-    """How GPUs are to be, by UUID; those that are not named stay as they are.
+    """The desired placements of GPUs, by UUID; GPUs that are not named stay as they are.
 
     Raises InputError for what cannot be read; placements are read where their geometry is known.
     """
@@ -235,5 +236,5 @@ def _partitioned(gpu: _Gpu, geometry: MigGeometry) -> MigCapableGpu:
 
 
 def target_layout(geometry: MigGeometry, target: Target) -> MigLayout:
-    """The layout of a target, nothing of it in use. Raises InputError if this GPU cannot be so."""
+    """The layout of a target, with nothing in use. Raises InputError if this GPU cannot be partitioned so."""
     return layout(geometry, *(target or ()))

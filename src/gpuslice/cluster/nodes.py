@@ -1,4 +1,6 @@
-"""From a Node object to the GPUs on it: what its agent published, or what can be told without one."""
+"""Reads a Node object's GPUs: as its agent published them, or as far as they can be known without an
+agent.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from gpuslice.units import MemoryUnit, parse_count, read_digits
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node's GPUs and what its device plugin lets the kubelet hand out now (units, whole GPUs by resource).
+    """A node's GPUs and what its device plugin lets the kubelet give out now (units, whole GPUs by resource).
 
-    `problem` is a sentence if the node's own data could not be read; it then has no GPUs. `rest`: units that
-    the number of GPUs does not divide, on nodes that only say their total.
+    `problem` is a sentence if the node's own data could not be read; it then has no GPUs. `rest`: units left
+    over when the total is split evenly among the GPUs, on nodes that only give their total.
     """
 
     gpus: NodeGpus
@@ -54,10 +56,11 @@ def read_node(node: Node, default_unit: MemoryUnit, unhealthy: Collection[int] =
 
 
 def _without_agent(node: Node, default_unit: MemoryUnit) -> tuple[NodeGpus, int]:
-    """gpushare's nodes: the node's total split evenly, and the rest. NVIDIA's: whole GPUs of unknown memory.
+    """Nodes of gpushare's plugin: the total split evenly, and the rest. Nodes of NVIDIA's: whole GPUs of
+    unknown memory.
 
-    Only our agent knows which GPU the ids of a container are of; gpushare's plugin gives all containers of a
-    pod the one that is in its annotation. So the GPUs are `lone`.
+    Only our agent knows to which GPU a container's ids belong; gpushare's plugin gives all containers of a
+    pod the one GPU that is in its annotation. So the GPUs are `lone`.
     """
     unit = default_unit
     if names.MEMORY_UNIT in node.annotations:
@@ -72,7 +75,7 @@ def _without_agent(node: Node, default_unit: MemoryUnit) -> tuple[NodeGpus, int]
     for resource in sorted(capacity or {}):
         kind = kind_of(resource)
         if kind is not None and kind.whole and kind != WHOLE_GPUS:
-            # NVIDIA's device plugin: how many there are is all that it says.
+            # NVIDIA's device plugin only publishes the number of GPUs.
             for i in range(min(_count(capacity, resource), MAX_GPUS - len(gpus))):
                 uuid = f"{node.name}/{resource}/{i}"
                 gpus.append(Gpu(len(gpus), uuid, "", 0, resource=resource, shareable=False))
@@ -85,7 +88,7 @@ def _count(amounts: Mapping[str, str | int | float] | None, resource: str) -> in
 
 
 def read_unhealthy(text: str | None) -> frozenset[int]:
-    """GPU indexes of a ConfigMap's `gpus: "0,2"`. Blanks and words that are no number name no GPU.
+    """GPU indexes of a ConfigMap's `gpus: "0,2"`. Blanks, and words that are not numbers, are passed over.
 
     (gpushare took every such word for GPU 0.)
     """

@@ -1,8 +1,8 @@
-"""The nodes' ordinary resources as arrays, and every node's answer to every kind of pod.
+"""Holds the nodes' ordinary resources as arrays, and every node's answer to every kind of pod.
 
-One row per node. A pod's resources are held against all rows in a few numpy operations. What does not
-depend on the load (labels, taints, names) is answered once per distinct `NodeRules` and kept, so that the
-thousandth pod of a Deployment costs no look at any node.
+One row per node. A pod's resources are compared with all rows in a few numpy operations. What does not depend
+on the load (labels, taints, names) is computed once per distinct `NodeRules` and kept, so that for the
+thousandth pod of a Deployment no node is looked at again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PORTS_TAKEN: Final = Verdict(
 )
 TOO_MANY_PODS: Final = Verdict(NodeCode.TOO_MANY_PODS, "Too many pods")
 CLASSES: Final = 256
-"""Distinct rules whose answers are kept; beyond it the one longest unused is forgotten."""
+"""Number of distinct rules whose answers are kept; beyond it the least recently used is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ class AssignedPod:
 
 @dataclass(slots=True)
 class Answers:
-    """What every row says to one set of rules: an index into `NodeTable.reasons`, and its preferences."""
+    """The answer of every row to one set of rules: an index into `NodeTable.reasons`, and its preference
+    score.
+    """
 
     refusals: npt.NDArray[np.int16]
     weights: npt.NDArray[np.int32]
@@ -130,7 +132,7 @@ class NodeTable:
         self.version += 1
 
     def set_pod(self, pod: Pod, node: str = "") -> None:
-        """A pod is on its node, or is about to be on `node`. Finished pods take nothing any more."""
+        """A pod is on its node, or is about to be on `node`. Finished pods take nothing."""
         node = node or pod.spec.node_name
         if not node:
             return
@@ -214,7 +216,7 @@ class NodeTable:
         return list(self._on.get(node, {}).values())
 
     def answers(self, rules: NodeRules) -> Answers:
-        """What all rows say to the rules; kept up to date until it is forgotten."""
+        """The answers of all rows to the rules; kept up to date until they are dropped."""
         known = self._answers.get(rules)
         if known is not None:
             self._answers.move_to_end(rules)
@@ -234,11 +236,11 @@ class NodeTable:
         return answers
 
     def suits(self, answers: Answers) -> Mask:
-        """Rows that refuse the rules nothing."""
+        """The rows that pass the rules."""
         return cast("Mask", self._alive & (answers.refusals == 0))
 
     def fits(self, footprint: Footprint) -> Mask:
-        """Rows with room for the pod's resources and ports."""
+        """The rows where the pod's resources and ports are free."""
         fits = self._alive & (self._used[3] < self._total[3])
         for name, amount in footprint.amounts:
             column = self._column.get(name)
@@ -359,7 +361,7 @@ class NodeTable:
 
     def _charge(self, row: int, footprint: Footprint, sign: int) -> None:
         for name, amount in footprint.amounts:
-            # Pods can ask for anything; what no node has takes no room here.
+            # Pods can ask for anything; a resource that no node has gets no column here.
             if (column := self._column.get(name)) is not None:
                 self._used[column, row] += sign * amount
         self._used[3, row] += sign

@@ -1,7 +1,7 @@
-"""Room that has been made for a pod and must not go to anybody less important meanwhile.
+"""Keeps room that has been made for a pod from going to a less important pod meanwhile.
 
-A nominated pod waits on one node for its victims to end. Whoever else wants that node gets it only if the
-nominated pods of at least its own priority still fit beside it, GPU by GPU, once their victims are gone.
+A nominated pod waits for its victims on one node to end. Another pod gets that node only if the nominated
+pods of at least its own priority still fit beside it, GPU by GPU, once their victims are gone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Nominations:
         self._by_uid[waiting.uid] = Nomination(waiting, node, frozenset(victims))
 
     def withdraw(self, uid: str) -> str | None:
-        """The pod needs the room no more. Returns the node whose room is free for others now."""
+        """The pod no longer needs the room. Returns the node whose room is now free for others."""
         nomination = self._by_uid.pop(uid, None)
         return nomination.node if nomination else None
 
@@ -63,8 +63,8 @@ class Nominations:
     def before(self, waiting: WaitingPod, node: str) -> list[Nomination]:
         """The nominations on a node that a pod must leave room for.
 
-        Those of its own priority count as well, but of two nominated ones only the earlier: each waiting
-        for the other would be for ever.
+        Those of its own priority count as well, but of two nominated pods only the earlier: otherwise each
+        would wait for the other for ever.
         """
         kept: list[Nomination] = []
         own = False
@@ -78,7 +78,7 @@ class Nominations:
         return kept
 
     def allow(self, waiting: WaitingPod, node: str) -> bool:
-        """May the pod, which fits as things are, go to the node, to the GPUs that the engine would choose?"""
+        """True if the pod, which fits now, may take the GPUs that the engine would choose on the node."""
         kept = self.before(waiting, node)
         if not kept:
             return True
@@ -99,7 +99,7 @@ class Nominations:
         return self.free_beside(kept, node, free_gpus) is not None
 
     def victims(self, kept: Iterable[Nomination]) -> list[AssignedPod]:
-        """The pods still there that are to leave for these nominations."""
+        """The victims of these nominations that are still there."""
         uids = {uid for nomination in kept for uid in nomination.victims}
         return [assigned for uid in uids if (assigned := self._table.pod(uid)) is not None]
 

@@ -1,4 +1,4 @@
-"""What may happen to a pod besides what the engine says of its GPUs, in Kubernetes' words."""
+"""The codes of verdicts on a pod other than the engine's, in Kubernetes' words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod's status says. A module of its own: an agent needs it without the arrays of a whole cluster."""
+"""Reads a pod's status. A module of its own, so that an agent need not load the arrays of a whole cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def has_ended(pod: Pod) -> bool:
 
 
 def is_unschedulable(pod: Pod) -> bool:
-    """True if its scheduler found no node for a pod that is to run."""
+    """True if the pod is to run and its scheduler found no node for it."""
     return (
         not pod.spec.node_name
         and pod.metadata.deletion_timestamp is None

@@ -1,4 +1,4 @@
-"""What a pod says about nodes, and whether a node complies: name, selector, affinity, taints. Pure.
+"""Checks a pod's rules about nodes: name, selector, affinity, taints. Pure.
 
 The filters are kube-scheduler's plugins of the same names, in its order and with its sentences. None of these
 refusals can be cured by evicting pods.
@@ -40,14 +40,14 @@ UNSCHEDULABLE: Final = Verdict(NodeCode.UNSCHEDULABLE, "node(s) were unschedulab
 WRONG_NAME: Final = Verdict(NodeCode.WRONG_NAME, "node(s) didn't match the requested node name")
 NO_MATCH: Final = Verdict(NodeCode.NO_MATCH, "node(s) didn't match Pod's node affinity/selector")
 CORDON: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
-"""What a cordoned node counts as having, also before the node controller has written it."""
+"""The taint that a cordoned node counts as having, even before the node controller has written it."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 NAME_FIELD: Final = "metadata.name"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRules:
-    """Everything in a pod spec that a node's name, labels and taints are held against.
+    """Everything in a pod spec that concerns a node's name, labels and taints.
 
     Hashable: the pods of one controller have equal rules, so the answers of all nodes are kept per value.
     """
@@ -112,7 +112,7 @@ NODE_FILTERS: Final = (
 
 
 def node_refusal(rules: NodeRules, node: Node) -> Verdict | None:
-    """Why the node does not suit the pod, by the first filter that says so; None if it does."""
+    """Why the node does not suit the pod, by the first filter that refuses it; None if the node suits."""
     for filter_ in NODE_FILTERS:
         if (refusal := filter_.refusal(rules, node)) is not None:
             return refusal
@@ -120,7 +120,9 @@ def node_refusal(rules: NodeRules, node: Node) -> Verdict | None:
 
 
 def only_nodes(rules: NodeRules) -> frozenset[str] | None:
-    """The node names outside which the pod can never be, or None. DaemonSet pods name theirs this way."""
+    """The only nodes, by name, on which the pod can ever be, or None. DaemonSet pods name their node this
+    way.
+    """
     if rules.node_name:
         return frozenset((rules.node_name,))
     if rules.affinity is None:
@@ -203,7 +205,7 @@ def _holds(requirement: NodeSelectorRequirement, labels: dict[str, str]) -> bool
                 value is not None and len(wanted) == 1 and _compares(requirement.operator, value, wanted[0])
             )
         case _:
-            return False  # an operator of the future: never placed as if it were not there
+            return False  # an unknown operator: the pod is never placed as if the operator were not there
 
 
 def _compares(operator: str, value: str, wanted: str) -> bool:

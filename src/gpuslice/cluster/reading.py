@@ -1,4 +1,4 @@
-"""Reads a cluster once, for commands that print and end: the same accounting as the scheduler's."""
+"""Reads a cluster once, with the scheduler's accounting, for commands that print and end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from gpuslice.units import GIB, MemoryUnit, parse_count
 K = TypeVar("K", bound=KubeObject)
 
 LARGEST_GIB = 100
-"""gpushare's rule for its nodes, which do not say what a unit is: more units per GPU than this are MiB."""
+"""gpushare's rule for its nodes, which do not publish their unit: with more units per GPU than this, a unit
+is 1 MiB."""
 
 
 async def read_views(client: Client, node: str | None) -> tuple[list[NodeView], list[str]]:
     """The nodes that have GPUs, by name, and a sentence for each object that cannot be read.
 
-    With `node` that one, whatever it has. Raises NotFound.
+    With `node` only that node, even without GPUs. Raises NotFound.
     """
     if node is None:
         nodes, pods = await client.list(Node), await client.list(Pod)
@@ -41,7 +42,7 @@ async def read_views(client: Client, node: str | None) -> tuple[list[NodeView], 
 async def read_cluster(
     client: Client, nodes: Listing[Node], pods: Listing[Pod], policy: Policy = BINPACK
 ) -> Cluster:
-    """What the scheduler would remember of these objects."""
+    """The cluster read from the API server, as the scheduler would hold it."""
     marks = await client.list(ConfigMap, names.UNHEALTHY_NAMESPACE)
     broken: tuple[Broken[Any], ...] = (*nodes.broken, *pods.broken, *marks.broken)
     return cluster_of(nodes.items, pods.items, marks.items, broken, policy)
@@ -54,9 +55,10 @@ def cluster_of(
     broken: Sequence[Broken[Any]] = (),
     policy: Policy = BINPACK,
 ) -> Cluster:
-    """The same of objects that have been read already; `marks`: the ConfigMaps of kube-system.
+    """The same from objects that have been read already; `marks`: the ConfigMaps of kube-system.
 
-    `broken`: what does not decode. It is in the cluster's quarantine, with what else cannot be read.
+    `broken`: objects that do not decode. They are in the cluster's quarantine, with all others that cannot be
+    read.
     """
     cluster = Cluster(clock=SystemClock(), policy=policy, default_unit=_unit_of_gpushare(nodes))
     for config in marks:
@@ -65,7 +67,7 @@ def cluster_of(
             cluster.set_unhealthy(config.name.removeprefix(names.UNHEALTHY_PREFIX), text)
     for node in nodes:
         _tell(cluster, cluster.set_node, node)
-    # Pods whose GPU is recorded first, so that the others are counted where room really is.
+    # Pods whose GPU is recorded first, so that the other pods are counted where memory is really free.
     for pod in sorted(pods, key=lambda pod: (names.ALLOCATION not in pod.annotations, pod.key)):
         _tell(cluster, cluster.set_pod, pod)
     for one in broken:

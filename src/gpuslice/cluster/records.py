@@ -1,4 +1,4 @@
-"""What the cluster remembers of a pod and shows of a node: plain values."""
+"""What the state of the cluster holds of a pod, and shows of a node: plain values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpuslice.units import MemoryUnit
 class PodRecord:
     """A pod that holds GPU memory on a node (or is about to: `assumed`).
 
-    `allocation` is None if the pod is on the node but nobody wrote which GPU it got; `charges` then say
-    where the engine would have put it, so that the memory counts somewhere.
+    `allocation` is None if the pod is on the node but no record says which GPU it got; `charges` then say
+    where the engine would have put it, so that the memory is counted somewhere.
     """
 
     uid: str
@@ -34,7 +34,7 @@ class PodRecord:
     hints: tuple[tuple[str, str], ...] = ()
     """The annotations that may say where the pod is, kept to be read again when the node changes."""
     proven: tuple[tuple[str, str], ...] = ()
-    """The latest of them that said it believably: what is written over them later moves nothing."""
+    """The latest of them that could be believed: unbelievable ones written later change nothing."""
 
     @property
     def key(self) -> str:
@@ -42,7 +42,7 @@ class PodRecord:
 
     @property
     def holder(self) -> Holder:
-        """The same for who looks for victims."""
+        """The same as the search for victims needs it."""
         return Holder(self.uid, self.priority, self.charges, self.terminating)
 
 
@@ -60,7 +60,7 @@ class PodShare:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU for the eyes of `inspect` and `explain`, and what pods hold of it."""
+    """One GPU as `inspect` and `explain` show it, and what pods hold of it."""
 
     gpu: Gpu
     pods: tuple[PodShare, ...] = ()
@@ -90,6 +90,6 @@ class NodeView:
     allocatable_units: int = 0
     problem: str = field(default="")
     allocatable_devices: int = 0
-    """Whole GPUs and MIG devices that the kubelet has to hand out."""
+    """Whole GPUs and MIG devices that the kubelet has to give out."""
     rest_units: int = 0
-    """Of gpushare's nodes: units that are left over where the total is split evenly. Nobody can have them."""
+    """On gpushare's nodes: units left over when the total is split evenly. No pod can have them."""

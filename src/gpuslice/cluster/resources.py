@@ -1,4 +1,5 @@
-"""How much of a node's ordinary resources a pod takes: CPU, memory, pods, extended resources, host ports.
+"""Computes how much of a node's ordinary resources a pod takes: CPU, memory, pods, extended resources, host
+ports.
 
 GPU memory, whole GPUs and MIG devices are not here: they are counted one by one in `cluster`. The
 arithmetic over init and sidecar containers is the kubelet's (k8s.io/component-helpers/resource,
@@ -34,7 +35,7 @@ Port = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a pod takes from its node. `amounts`: (resource, integer), sorted, nothing that is zero.
+    """What a pod takes from its node. `amounts`: (resource, integer), sorted, without zeros.
 
     Every pod also takes one of the node's `pods`.
     """
@@ -52,7 +53,7 @@ def footprint_of(spec: PodSpec) -> Footprint:
     for name in {name for _, amounts in asked for name in amounts}:
         totals[name] = peak((role, amounts.get(name, 0)) for role, amounts in asked)
     if spec.resources is not None:
-        # Resources of the pod as a whole stand in for the sum of its containers.
+        # Resources of the pod as a whole replace the sum of its containers.
         totals.update(read_amounts(spec.resources.requests or {}, "spec.resources.requests"))
     for name, amount in read_amounts(spec.overhead or {}, "spec.overhead").items():
         totals[name] = totals.get(name, 0) + amount
@@ -72,7 +73,9 @@ def read_amounts(amounts: Amounts, field: str) -> dict[str, int]:
 
 
 def conflict(wanted: frozenset[Port], taken: frozenset[Port]) -> bool:
-    """True if one of the wanted host ports is taken. Steps: as many as there are of both."""
+    """True if one of the wanted host ports is taken. Takes as many steps as there are ports in both
+    together.
+    """
     addresses: dict[tuple[str, int], set[str]] = {}
     for protocol, ip, port in taken:
         addresses.setdefault((protocol, port), set()).add(ip)
@@ -95,7 +98,8 @@ def _role(init: Container) -> Role:
 
 
 def _requests(container: Container) -> dict[str, int]:
-    # The API server sets a missing request to the limit; so do we, for objects that never met one.
+    # The API server sets a missing request to the limit; so do we, for objects that no API server has
+    # completed.
     limits, requests = container.resources.limits or {}, container.resources.requests or {}
     if not limits and not requests:
         return {}

@@ -1,7 +1,7 @@
-"""The one picture of the cluster in a process: nodes, their pods, the pods that wait, who holds which GPU.
+"""Holds the one state of the cluster in a process: nodes, their pods, waiting pods, and who holds which GPU.
 
-Fed by API objects, it can be thrown away at any time: after a restart the same objects give the same state.
-Whoever decides reads it, once its gate is open; whoever has to act when something changes subscribes.
+It is fed with API objects and can be thrown away at any time: after a restart the same objects give the same
+state. Decisions are made from it once its gate is open; components that have to act on changes subscribe.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from gpuslice.requests.pod import PodRequest
 from gpuslice.units import GIB, MemoryUnit
 
 REPLAY: Final = 250
-"""Objects told to a new subscriber between two yields to the event loop."""
+"""Number of objects passed to a new subscriber between two yields to the event loop."""
 
 ChangeKind = Literal["node", "node-gone", "pod", "pod-gone", "unhealthy"]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has changed: the object as it is (of one that is gone: as it was), and as it was known before.
+    """What has changed: the object as it is now (one that is gone: as it was last), and as it was known
+    before.
 
-    `node`: the node whose rules or room it may have changed, "" if none: the pod's, or where it was to be.
-    `not_kept`: the node where room was kept for the pod, which needs it no more.
+    `node`: the node whose rules or free resources may have changed, "" if none: for a pod, its node or the
+    one that it was to be on. `not_kept`: the node where room was kept for the pod, which no longer needs it.
     """
 
     kind: ChangeKind
@@ -57,7 +58,7 @@ Listener = Callable[[Change], None]
 
 
 class Cluster(GpuAccounts):
-    """The whole picture. Synchronous; for one event loop."""
+    """The whole state. Synchronous; for one event loop."""
 
     def __init__(self, *, clock: Clock, policy: Policy = BINPACK, default_unit: MemoryUnit = GIB) -> None:
         super().__init__(clock=clock, policy=policy, default_unit=default_unit)
@@ -86,7 +87,7 @@ class Cluster(GpuAccounts):
         self._apply(change, partial(self.table.set_node, node), partial(super().set_node, node))
 
     def drop_node(self, name: str) -> None:
-        """A node is gone. Its pods stay known until they are gone too."""
+        """A node is gone. Its pods are remembered until they are gone too."""
         before = self.table.node(name)
         change = Change("node-gone", name, before, before)
         self._apply(change, partial(self.table.drop_node, name), partial(super().drop_node, name))
@@ -104,7 +105,7 @@ class Cluster(GpuAccounts):
         self._apply(change, partial(super().set_pod, pod), partial(self._note, pod))
 
     def drop_pod(self, uid: str, last: Pod | None = None) -> None:
-        """A pod is gone. Unknown uids are fine. `last`: how it was, for those who did not know it."""
+        """A pod is gone. Unknown uids are fine. `last`: the pod as it was last, used if it was not known."""
         before = self._live.get(uid)
         pod = before or last or Pod(metadata=ObjectMeta(uid=uid))
         not_kept = self.nominations.withdraw(uid) or ""
@@ -139,18 +140,19 @@ class Cluster(GpuAccounts):
 
     # --- who listens ------------------------------------------------------------------------------
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Hear of every change from now on, after the cluster knows it. Returns what ends that.
+        """Call the listener for every change from now on, after the cluster has taken it in. Returns a
+        function that ends that.
 
-        Who comes late, and needs what is there already, asks for a `replay` besides.
+        A late subscriber that needs what is there already calls `replay` as well.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     async def replay(self, listener: Listener) -> None:
-        """Tell a subscriber of everything that is there, as if it had just come.
+        """Call a listener for everything that is there, as if it had just been added.
 
-        Others have their turn in between, and changes are told as they come: an object may be told twice, but
-        never as it was before. What the listener raises is held against the object.
+        Other tasks run in between, and changes are passed on as they come: the listener may get an object
+        twice, but never in an older version. An exception of the listener puts the object into quarantine.
         """
         known: list[tuple[ChangeKind, str]] = [("node", name) for name in self.node_names()]
         known += [("pod", uid) for uid in self._live]
@@ -166,9 +168,9 @@ class Cluster(GpuAccounts):
                 await asyncio.sleep(0)
 
     def _apply(self, change: Change, *steps: Callable[[], object]) -> None:
-        """Take the steps and tell every listener, whatever one of them makes of the object.
+        """Take the steps and call every listener, even if one of them raises.
 
-        Raises what the first of them raised.
+        Raises the first of their exceptions.
         """
         problems: list[Exception] = []
         told: list[Callable[[], object]] = [partial(listener, change) for listener in self._listeners]
@@ -186,7 +188,7 @@ class Cluster(GpuAccounts):
         return self.table.node(name)
 
     def offered(self, node: str) -> Collection[str]:
-        """The resources that a node has, with whatever amount. Can be called from any thread.
+        """The resources that any node has, in whatever amount. Can be called from any thread.
 
         Raises Unavailable if that is not known.
         """
@@ -206,21 +208,21 @@ class Cluster(GpuAccounts):
         return self._live.get(uid)
 
     def waiting(self, uid: str) -> WaitingPod | None:
-        """A pod that has no node and has not ended; None as well for one that nobody can read."""
+        """A pod that has no node and has not ended; None also for a pod that cannot be read."""
         pod, known = self._waiting.get(uid), self._demands.get(uid)
         if pod is None or (known is not None and known.pod is pod):
             return known
         try:
             known = self._demands[uid] = read_waiting(pod)
-        except Exception as error:  # one pod must not keep the others from their nodes
+        except Exception as error:  # one pod must not keep other pods from their nodes
             self.quarantine.hold(pod, error)
             return None
         return known
 
     def unschedulable(self) -> list[WaitingPod]:
-        """The pods for which their scheduler found no node, the earliest known first.
+        """The pods for which their scheduler found no node, those known longest first.
 
-        Those that could not be handled are left out, until they are changed.
+        Pods that could not be handled are left out until they are changed.
         """
         there = (
             self.waiting(uid) for uid, pod in self._unschedulable.items() if not self.quarantine.holds(pod)
@@ -239,7 +241,7 @@ class Cluster(GpuAccounts):
     def suitable(self, demand: Demand, *, but_for_gpus: bool = False) -> list[str]:
         """The nodes on which such a pod could run now, GPU by GPU; nominations are not looked at.
 
-        `but_for_gpus`: those on which it could run if the GPUs were as it needs them.
+        `but_for_gpus`: the nodes on which it could run if the GPUs were as it needs them.
         """
         table = self.table
         suits: Mask = table.suits(table.answers(demand.rules)) & table.fits(demand.footprint)
@@ -248,7 +250,7 @@ class Cluster(GpuAccounts):
         return [str(name) for name in table.names[suits]]
 
     def gpu_codes(self, request: PodRequest) -> Codes:
-        """Per row of the table what the node's GPUs say to a request: indexes into CODES."""
+        """The answer of each row's GPUs to a request, as indexes into CODES."""
         return self.fleet.codes(request)[self.fleet_rows()]
 
     def fleet_rows(self) -> npt.NDArray[np.int32]:

@@ -1,9 +1,9 @@
-"""Pods that swap places on a node, seen one at a time.
+"""Counts pods that swap GPUs on a node correctly, although their records are seen one at a time.
 
-kubelet may start a pod, or a container of it, at the place that was planned for another one of the same
-size; the agent then says so on both, in two writes. Read literally, the moment between them shows one GPU
-twice taken and the other free, and a scheduler would give that room away. So whoever was planned at a place
-that another pod turns up at is counted at the place which that one left.
+kubelet may start a pod, or a container of it, on the GPU that was planned for another one of the same size;
+the agent then writes so on both pods, in two writes. Read literally, between the two writes one GPU is taken
+twice and the other one is free, and a scheduler would give that memory away. So when a pod turns up where
+another pod was planned, the other pod is counted on the GPU that the first one left.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ def is_assigned(record: PodRecord) -> bool:
 
 
 def swap_places(old: PodRecord, new: PodRecord, others: Iterable[PodRecord]) -> list[PodRecord]:
-    """A pod turned up elsewhere than it was counted: the records that are to be counted elsewhere for it.
+    """A pod turned up elsewhere than it was counted: the records of other pods that now count elsewhere
+    because of it.
 
-    `others`: the node's other pods, in any order. Only plans give way. Where just so much was planned for a
-    pod that this one can have been taken for (kubelet asks for ids by their number alone), the two change
-    places, and the totals of the GPUs stay as they were. Where plans are of other amounts, since containers
-    that share a GPU are counted together, it cannot be told which part of whom goes where: each then counts
-    at both places until the node says where its pod is.
+    `others`: the node's other pods, in any order. Only plans give way. If exactly as much was planned there
+    for a pod with which this one can have been confused (kubelet asks for a number of ids and no more), the
+    two change places, and the totals of the GPUs stay as they were. If the plans have other amounts, since
+    containers that share a GPU are counted together, nobody can know which part of which pod goes where: each
+    then counts at both places until the node says where its pod is.
     """
     plans = {record.uid: record for record in others if not is_assigned(record)}
     moved: dict[str, PodRecord] = {}
     left, gained = _beyond(old.charges, new.charges), _beyond(new.charges, old.charges)
-    unsure = _shared(left) > _shared(gained)  # it counted at both places itself, for another one's sake
+    unsure = _shared(left) > _shared(gained)  # it counted at both places itself because of another pod
     if unsure:
         gained = [charge for charge in gained if charge.whole] + [c for c in new.charges if not c.whole]
     for gain in gained:
@@ -56,9 +57,9 @@ def swap_places(old: PodRecord, new: PodRecord, others: Iterable[PodRecord]) -> 
 
 
 def _might_move(record: PodRecord, gain: Charge, place: Charge) -> int:
-    """MiB that a plan may have to give up where `gain` is and find at `place`.
+    """MiB that may have to move from where `gain` is planned to `place`.
 
-    However often that happens to it, it counts nowhere with more than it holds in all.
+    However often a plan is moved, it counts on no GPU with more than it holds in all.
     """
     if record.allocation is None:
         return 0
@@ -72,23 +73,23 @@ def _shared(charges: Iterable[Charge]) -> int:
 
 
 def _alike(one: PodRecord, other: PodRecord) -> bool:
-    """True if kubelet asks for as much memory for a container of one as for a container of the other."""
+    """True if kubelet asks for the same amount of memory for some container of both pods."""
     return not {c.units for c in one.request.shares}.isdisjoint(c.units for c in other.request.shares)
 
 
 def _beyond(charges: tuple[Charge, ...], known: tuple[Charge, ...]) -> list[Charge]:
-    """What is charged that was not known, by GPU."""
+    """What is newly charged, by GPU."""
     more = [replace(c, mib=c.mib - sum(k.mib for k in known if _same(k, c))) for c in charges if not c.whole]
     return [c for c in charges if c.whole and c not in known] + [c for c in more if c.mib > 0]
 
 
 def _taken(record: PodRecord, charge: Charge) -> int:
-    """MiB of the GPU of a charge that a pod counts with, in the same way."""
+    """MiB that a pod counts with on a charge's GPU, for the same kind of charge."""
     return sum(c.mib for c in record.charges if _same(c, charge))
 
 
 def _with(charges: tuple[Charge, ...], place: Charge, mib: int) -> tuple[Charge, ...]:
-    """The charges with so much more at a place."""
+    """The charges with that much more at a place."""
     if not mib:
         return charges
     before = 0 if place.whole else sum(c.mib for c in charges if _same(c, place))

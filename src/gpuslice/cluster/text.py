@@ -1,4 +1,4 @@
-"""JSON in annotations, as anybody may have written it: bounded, of one shape, each key once."""
+"""Reads JSON in annotations, which anybody may have written: bounded, of one shape, each key once."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def decode(decoder: msgspec.json.Decoder[T], text: str) -> T:
 
 
 def decode_once(decoder: msgspec.json.Decoder[T], text: str) -> T:
-    """The same, of a text in which no key appears twice: of two values each reader believes another one."""
+    """The same, for a text in which no key appears twice: readers differ in which of two values they
+    believe.
+    """
     if len(text) > RECORD_LIMIT:
         raise InputError(f"longer than {RECORD_LIMIT} characters")
     value = decode(decoder, text)
-    # What we wrote ourselves is just as we would write it again; only others' need the second look.
+    # A text that we wrote ourselves equals its own re-encoding; only other texts need the second check.
     if msgspec.json.encode(value) != text.encode():
         json.loads(text, object_pairs_hook=_once)
     return value

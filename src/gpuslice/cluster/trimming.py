@@ -1,4 +1,4 @@
-"""Of a pod only what is read stays in memory: its annotations can have 262,144 bytes, as of many others."""
+"""Drops the parts of a pod that nobody reads: the annotations of each pod can take 262,144 bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ: Final = frozenset(
 def trimmed(pod: Pod) -> Pod:
     """The pod without labels and without the annotations that nobody reads.
 
-    An annotation that is too long to be believed is there, and empty.
+    An annotation that is too long to be believed is kept, but empty.
     """
     annotations = pod.metadata.annotations
     if not annotations and not pod.metadata.labels:

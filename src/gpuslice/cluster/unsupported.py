@@ -1,7 +1,7 @@
-"""What a pod may ask for and this scheduler does not do.
+"""Finds what a pod asks for and this scheduler does not support.
 
 Such a pod stays Pending with an event that says so; it is never placed as if it had not asked. Mere
-preferences (preferred inter-pod affinity, ScheduleAnyway) bind nobody and are passed over.
+preferences (preferred inter-pod affinity, ScheduleAnyway) are not binding and are passed over.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Final
 from gpuslice.kube.wire import Affinity, PodSpec
 
 MOST_RULES: Final = 100
-"""Of a kind in one pod. Each is held against every node: for 5,000 nodes these take a third of a second."""
+"""The most of one kind in one pod. Each is checked against every node: for 5,000 nodes these take a third of
+a second."""
 MOST_VALUES: Final = 10_000
-"""In the rules of one pod."""
+"""The most values in the rules of one pod."""
 
 
 def unsupported(spec: PodSpec) -> str:

@@ -1,4 +1,4 @@
-"""A waiting pod, read once: everything that the decisions about it need, as values."""
+"""Reads a waiting pod once into the values that decisions about it need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
-    """A pod that waits for a node. `problem`: why it can be placed nowhere, whatever the nodes say."""
+    """A pod that waits for a node. `problem`: why it can be placed on no node at all."""
 
     pod: Pod = field(compare=False)
     demand: Demand
@@ -41,7 +41,7 @@ class WaitingPod:
 
 
 def read_waiting(pod: Pod) -> WaitingPod:
-    """Read a pod. Input that is wrong or asks for what we do not do becomes its `problem`."""
+    """Read a pod. Input that is wrong, or asks for something unsupported, becomes its `problem`."""
     spec = pod.spec
     rules, priority = rules_of(spec), spec.priority
     try:

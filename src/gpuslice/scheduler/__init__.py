@@ -1,1 +1,1 @@
-"""Who goes where: the binder, the complete scheduler, preemption, and the extender's doors."""
+"""Places pods on nodes: the binder, the complete scheduler, preemption, and the extender."""

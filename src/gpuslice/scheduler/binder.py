@@ -1,16 +1,17 @@
-"""Binding a pod to a node: reserve its GPUs, then one request that says everything at once.
+"""Binds a pod to a node: reserves its GPUs, then writes everything in one request.
 
 The API server merges a Binding's annotations into the pod in the same write that sets its node
-(`setPodNodeAndMetadata`), so no half-done state can remain; uid and resourceVersion are preconditions
-of that write, so only the pod that was decided about is bound.
+(`setPodNodeAndMetadata`), so no half-done state can remain; uid and resourceVersion are preconditions of that
+write, so only the very pod that the decision was about is bound.
 
-A lost answer (timeout, connection cut, 5xx) says nothing about the pod. The reservation then stays
-until the truth is known: the pod is read again, and if it is still unbound at the very version that the
-lost request was for, it is changed (`fence`), which kills that request wherever it may still be on its
-way. Only then is the reservation given back: at no moment can two pods be promised the same memory.
+A lost answer (timeout, connection cut, 5xx) says nothing about the pod. The reservation then stays until the
+outcome is known: the pod is read again, and if it is still unbound at the very version that the lost request
+was for, the pod is changed (`_fence`), which makes that request fail if it is still on its way. Only then is
+the reservation given back: at no moment can two pods be promised the same memory.
 
-A pod that its node could confuse with another waits, its GPU reserved, until the node has said where that
-one is (`bindorder`): level-triggered by the cluster's state, and never for longer than `HOLD_SECONDS`.
+A pod that its node could confuse with another pod waits, its GPU reserved, until the node has reported where
+the other pod is (`bindorder`): level-triggered by the cluster's state, and never for longer than
+`HOLD_SECONDS`.
 """
 
 from __future__ import annotations
@@ -41,20 +42,22 @@ BACKOFF: Final = Backoff(base=0.1, cap=5.0)
 STALE_SECONDS: Final = 90.0
 """A request older than this cannot succeed any more: kube-apiserver ends every request after 60 s."""
 UNCONFIRMED_SECONDS: Final = 60.0
-"""A binding that the feed has not shown after that long is looked up (its pod may be gone for good)."""
+"""A binding that the feed has not shown after this time is looked up (its pod may be gone for good)."""
 HOLD_SECONDS: Final = 60.0
 """How long a bind waits at most for its turn on its node."""
 ADMISSION_SECONDS: Final = 5.0
-"""How long another waits for a bound pod: kubelet has its ids long before, unless its node has died."""
+"""How long another pod waits for a bound pod: kubelet has that pod's ids long before, unless the node has
+died."""
 ANSWER_SECONDS: Final = 4.0
-"""After that long a caller hears that its pod still waits: kube-scheduler by default gives up after 5 s."""
+"""After this time a caller gets the answer that its pod still waits: kube-scheduler by default gives up after
+5 s."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One bind in progress. `answer` may come before the end: the truth is then still being looked for."""
+    """One bind in progress. `answer` may come before the end: the outcome is then still being looked for."""
 
     node: str
     answer: asyncio.Future[Verdict]
@@ -62,18 +65,19 @@ class _Attempt:
     versions: set[str] = field(default_factory=set)
     """The resourceVersions for which a binding may still be on its way."""
     sent: float = 0.0
-    """When the last of them was sent (monotonic seconds)."""
+    """When the last of those requests was sent (monotonic seconds)."""
     first: bool = False
-    """True if certainly nothing was ever asked of the API server for this pod before."""
+    """True if certainly no request was ever sent to the API server for this pod before."""
     held: str = ""
     """Why it waits for its turn, for people; "" if it does not."""
     waits_for: str = ""
     """The uid of the pod that it waits for."""
     place: tuple[int, int] = (0, 0)
-    """Whose turn comes first: how many of its namespace waited on the node before it, then who came first. So
-    a namespace with many pods delays others by one of them."""
+    """The order of turns: first by how many pods of its namespace waited on the node before it, then by
+    arrival. So a namespace with many pods delays other namespaces by only one of them.
+    """
     final: bool = False
-    """True once it is known that there will be no other try."""
+    """True once it is known that the bind will not be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,8 @@ class Binder:
     async def bind(self, pod: Pod, node: str) -> Verdict:
         """Bind a pod. BOUND also if it was bound to that node before; otherwise the refusal.
 
-        Cancelling the caller does not stop a bind that has begun. Nor does the answer HELD, which says that
-        it waits for its turn: whoever asks again hears what became of it.
+        Cancelling the caller does not stop a bind that has begun. Nor does the answer HELD, which means that
+        it waits for its turn: the next call for the pod returns how it went on.
         """
         answer, attempt = self.start(pod, node), self._attempts.get(pod.uid)
         if attempt is not None and attempt.held:
@@ -120,7 +124,7 @@ class Binder:
     def start(self, pod: Pod, node: str) -> asyncio.Future[Verdict]:
         """Reserve at once, before anything else runs, and bind in the background.
 
-        Only if another bind of the same pod is in progress does the reservation wait for its end.
+        If another bind of the same pod is in progress, the reservation waits for its end.
         """
         answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         running = self._attempts.get(pod.uid)
@@ -132,7 +136,8 @@ class Binder:
                 attempt.held = f"waits for the end of its bind to node {running.node}"
             work = partial(self._after, running.task if running else None, attempt, pod)
         else:
-            # An earlier bind may have succeeded and the feed not shown it yet: then a no now proves nothing.
+            # An earlier bind may have succeeded without the feed showing it yet: then a refusal now proves
+            # nothing.
             attempt.first = self._cluster.pod(pod.uid) is None
             annotations = self._reserve(pod, node)
             if isinstance(annotations, Verdict):
@@ -145,7 +150,7 @@ class Binder:
         return answer
 
     async def run(self) -> None:
-        """Give back, for ever, what was reserved for pods that vanished before the feed ever saw them."""
+        """Give back reservations for pods that vanished before the feed ever saw them, for ever."""
         while True:
             await self._clock.sleep(UNCONFIRMED_SECONDS / 2)
             await self.audit()
@@ -173,7 +178,7 @@ class Binder:
         return bool(self._attempts)
 
     async def aclose(self) -> None:
-        """Drop all work in progress; the next start learns from the API server what came of it."""
+        """Drop all work in progress; the next start learns its outcome from the API server."""
         tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
         for task in tasks:
             task.cancel()
@@ -212,7 +217,7 @@ class Binder:
         until = self._clock.monotonic() + HOLD_SECONDS
         waited = bool(attempt.held)
         if waited:
-            self._hold(attempt, pod)  # what it waits for may have come meanwhile
+            self._hold(attempt, pod)  # the event that it waits for may have come meanwhile
         while attempt.held and (left := until - self._clock.monotonic()) > 0:
             turn, heard = asyncio.Event(), (attempt.waits_for, pod.uid)
             for uid in heard:
@@ -226,7 +231,7 @@ class Binder:
         attempt.held = ""
         self._held.discard(pod.uid)
         if waited:
-            # Where it was to be may be another's by now, who is there in truth.
+            # Its planned GPU may be another pod's by now, which really is there.
             outcome = self._reserve(pod, attempt.node)
             if isinstance(outcome, Verdict):
                 if attempt.first:
@@ -236,7 +241,9 @@ class Binder:
         return await self._bind(attempt, pod, annotations)
 
     def _on_change(self, change: Change) -> None:
-        """A node has said where a pod is, or it is gone: who waits for it looks again, and nobody else."""
+        """A node has reported where a pod is, or the pod is gone: the pods that wait for it check again, and
+        no others.
+        """
         if self._turns and isinstance(change.object, Pod):
             record = self._cluster.pod(change.object.uid)
             if record is None or is_assigned(record):
@@ -252,7 +259,7 @@ class Binder:
         return sum(one.node == node and one.namespace == pod.namespace for one in waiting), self._started
 
     def _hold(self, attempt: _Attempt, pod: Pod) -> None:
-        """Find out for whom a pod with a reservation waits: the last of those whose turn comes before."""
+        """Find out for which pod one with a reservation waits: the last of those whose turn comes before."""
         attempt.held = attempt.waits_for = ""
         self._held.discard(pod.uid)
         mine = self._cluster.pod(pod.uid)
@@ -295,7 +302,7 @@ class Binder:
         return self._cluster.annotations_for(pod, node, outcome[0])
 
     async def _bind(self, attempt: _Attempt, pod: Pod, annotations: dict[str, str]) -> None:
-        """Ask until the answer is known; never give the reservation back before."""
+        """Send requests until the outcome is known; never give the reservation back before."""
         tries = 0
         while True:
             tries += 1
@@ -317,7 +324,8 @@ class Binder:
             if attempt.final or attempt.answer.done():
                 return self._give_up(attempt, fresh, _failed(failure))
             if fresh.metadata.resource_version not in attempt.versions:
-                # Nothing of ours is on its way any more: decide anew, in one step, for what the pod is now.
+                # No request of ours is on its way any more: decide anew, in one step, for the pod as it is
+                # now.
                 attempt.versions.clear()
                 self._cluster.forget(pod.uid)
                 outcome = self._reserve(fresh, attempt.node)
@@ -327,10 +335,11 @@ class Binder:
             pod = fresh
 
     async def _learn(self, attempt: _Attempt, pod: Pod, failure: GpuSliceError) -> Pod | None:
-        """Read the pod until its state is known. The unbound pod to try again with, or None: all is said.
+        """Read the pod until its state is known. Returns the unbound pod to try again with, or None if the
+        bind is answered.
 
         If there will be no other try, the unbound pod is fenced, so that the reservation can be given back.
-        There is none while the gate is closed: another replica may decide by now.
+        There is no other try while the gate is closed: another replica may decide by now.
         """
         failures = 0
         while True:
@@ -358,7 +367,7 @@ class Binder:
                 return fresh
 
     async def _fence(self, pod: Pod) -> Pod:
-        """Change the pod at exactly this version: a binding for the version can succeed no more.
+        """Change the pod at exactly this version, so that no binding for this version can succeed any more.
 
         Raises Conflict if something else, perhaps that binding, was faster.
         """
@@ -397,7 +406,7 @@ class Binder:
         self._answer(attempt, Verdict(PodCode.BOUND, f"bound to {attempt.node}"))
 
     def _settle(self, attempt: _Attempt, bound: Pod) -> None:
-        """The pod turned out to be bound: by us, then all is well, or to another node."""
+        """The pod turned out to be bound, either by us, as meant, or to another node."""
         if bound.spec.node_name == attempt.node:
             self._done(attempt, bound)
         else:
@@ -413,7 +422,7 @@ class Binder:
 
 
 def _refused(error: GpuSliceError) -> bool:
-    """True if the server has certainly not bound the pod and will not: it said no, and why."""
+    """True if the server has certainly not bound the pod and will not: it refused, with a reason."""
     return isinstance(error, ApiError) and error.status < 500 and not isinstance(error, Conflict | NotFound)
 
 

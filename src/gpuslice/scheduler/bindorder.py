@@ -1,9 +1,10 @@
-"""Whose bind waits for whose: pods that a node could confuse are not admitted there at the same time. Pure.
+"""Decides which pod's bind waits for which other pod: pods that a node could confuse are not admitted
+together. Pure.
 
-kubelet asks for ids without saying for which pod, so of the pods that wait for as much a node's agent may
-take one for another, until a container starts. Mostly nobody minds. But the place of a pod's first container
-binds those after it: an init container's ids are handed on, and what several containers take side by side may
-fit nowhere else. Such a pod could be turned away on a packed node though its scheduler saw room for it.
+kubelet asks for ids without saying for which pod, so until a container starts a node's agent may confuse pods
+that wait for the same amount. Mostly that does no harm. But the GPU of a pod's first container binds its
+later ones: an init container's ids are handed on, and what several containers take side by side may fit
+nowhere else. Such a pod could be rejected on a packed node although its scheduler found that it fits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from gpuslice.requests.pod import PodRequest, Role
 
 
 def can_be_confused(one: PodRequest, other: PodRequest) -> bool:
-    """True if one of them could find no room because it, or the other, was taken for the other at first.
+    """True if one of them could fail to fit because the two were confused at first.
 
     Pods that are alike can change places as a whole; those with init containers cannot, since they get their
     ids in several steps.

@@ -1,5 +1,5 @@
-"""What extender and scheduler of a process have in common, put together once: the picture of the cluster and
-the reflectors that keep it true, the binder, MIG on demand, and who writes events.
+"""Puts together what a process's extender and scheduler share: the state of the cluster and the reflectors
+that keep it true, the binder, MIG on demand, and the event recorder.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpuslice.units import GIB, MemoryUnit
 
 EXTENDER: Final = "gpuslice-extender"
 SCHEDULER: Final = "gpuslice-scheduler"
-"""Who events are said to come from."""
+"""The component that events name as their source."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """`unit`: what one gpu-mem is on nodes that do not say it.
+    """`unit`: what one gpu-mem is on nodes that do not publish it.
 
     `mig_idle_seconds`: how long a MIG instance that was created on demand may be idle.
     """
@@ -43,7 +43,9 @@ DEFAULTS: Final = CoreSettings()
 
 
 class Core:
-    """Of several replicas only the one that leads decides; the others keep their picture complete."""
+    """The shared parts. Of several replicas only the leader decides; the other replicas keep their state
+    complete.
+    """
 
     def __init__(
         self,
@@ -75,9 +77,10 @@ class Core:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run it while the block runs; at the end, binds in flight are finished.
+        """Run the parts while the block runs; at the end, binds in flight are finished.
 
-        If a part fails, so does the block (in a group), instead of deciding from a picture that stands still.
+        If a part fails, so does the block (in an exception group), since decisions must not be made from a
+        state that is no longer updated.
         """
         try:
             async with campaigning(self.leadership), background() as start:

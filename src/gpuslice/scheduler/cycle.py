@@ -1,4 +1,4 @@
-"""One decision: which node, or why none. Filter, score, choose, in arrays over all nodes.
+"""Makes one decision: which node, or why none. Filter, score, choose, in arrays over all nodes.
 
 The order of the filters and the sentences are kube-scheduler's; the GPU sentences are the placement
 engine's. Equal sentences are counted together: `0/3 nodes are available: 1 node(s) were unschedulable,
@@ -25,14 +25,14 @@ from gpuslice.scheduler.queue import NODE_CAUSES, Cause
 
 AFFINITY_WEIGHT: Final = 2
 TAINT_WEIGHT: Final = 3
-"""How much preferences count beside packing: kube-scheduler's default weights."""
+"""The weights of preferences against packing: kube-scheduler's defaults."""
 NO_NODES: Final = Verdict(PodCode.NO_NODE_FITS, "no nodes available to schedule pods", {"nodes": 0})
 KEPT: Final = "node(s) kept their room for a nominated pod"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The node; or "" with the verdict on all nodes together and what kind of change could help."""
+    """The node; or "" with the verdict on all nodes together and the kinds of change that could help."""
 
     node: str
     verdict: Verdict = FITS
@@ -71,7 +71,7 @@ class Cycle:
         return self._refuse(sieved, kept)
 
     def helps(self, demand: Demand, node: str) -> bool:
-        """Would this one node take such a pod now? (Nominations are left to `decide`.)"""
+        """True if this one node would take such a pod now. (Nominations are left to `decide`.)"""
         row = self._table.row(node)
         return row is not None and not any(step.refusals(demand, node, row) for step in self._filters)
 

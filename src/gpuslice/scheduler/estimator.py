@@ -1,4 +1,6 @@
-"""Would pods that wait fit on nodes that do not exist yet? Asked of the same engine as for nodes that do."""
+"""Estimates whether waiting pods would fit on nodes that do not exist yet, with the engine that decides for
+existing nodes.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,18 @@ from gpuslice.placement.verdict import Verdict
 
 
 class NodeEstimator:
-    """How many nodes would have to come for the pods that wait."""
+    """Says how many new nodes the waiting pods need."""
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
 
     def needed(self, pods: Sequence[Pod], template: Node, limit: int) -> list[list[Pod]]:
-        """New nodes like `template`, at most `limit`, that take as many of the pods as can be: who on each.
+        """The pods on each of the new nodes like `template`, at most `limit`, that take as many of the pods
+        as possible.
 
-        A pod that fits on a node which is there needs none: its scheduler will find out by itself. One that
-        does not fit on an empty new node is left out.
+        A pod that fits on an existing node needs none: its scheduler will find that node by itself. A pod
+        that does not fit on an empty new node is left out.
         """
         new = Cluster(clock=self._clock, policy=self._cluster.policy)
         made: list[list[Pod]] = []
@@ -47,7 +50,7 @@ class NodeEstimator:
 
 
 def _takes(cluster: Cluster, waiting: WaitingPod, node: str) -> bool:
-    """Reserve the pod's GPUs on a node that may come, if it suits."""
+    """Reserve the pod's GPUs on a node that may be added, if the node suits."""
     demand, table, row = waiting.demand, cluster.table, cluster.table.row(node)
     if row is None or table.answers(demand.rules).refusals[row] or table.shortages(demand.footprint, row):
         return False

@@ -1,4 +1,6 @@
-"""Why a pod is where it is, or nowhere: every node's and GPU's verdict, by the engine that decides."""
+"""Explains why a pod is where it is, or nowhere: every node's and GPU's verdict, by the engine that
+decides.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from gpuslice.units import GIB, MemoryUnit
 
 @dataclass(frozen=True, slots=True)
 class GpuVerdict:
-    """Could this GPU alone take the pod?"""
+    """Whether this GPU alone could take the pod, or why not."""
 
     gpu: Gpu
     free_mib: int
@@ -38,7 +40,7 @@ class GpuVerdict:
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """Could this node take the pod now? `against`: everything that the filters say against it."""
+    """Whether this node could take the pod now. `against`: every refusal of the filters."""
 
     node: str
     against: tuple[Refused, ...]
@@ -50,7 +52,7 @@ class NodeVerdict:
 
     @property
     def code(self) -> Code | None:
-        """None where it is not GPUs that speak against it."""
+        """The GPUs' verdict code; None if the refusal is not about GPUs."""
         codes = [one.verdict.code for one in self.against] or [Code.FITS]
         return next((code for code in codes if isinstance(code, Code)), None)
 
@@ -61,7 +63,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything there is to say about one pod. `nodes` is empty for a pod that has its place."""
+    """The whole explanation of one pod. `nodes` is empty for a pod that has its node."""
 
     pod: Pod
     request: PodRequest
@@ -108,7 +110,7 @@ def say_request(request: PodRequest, cluster: Cluster) -> str:
 
 
 def say_devices(resource: str, count: int) -> str:
-    """Whole devices for sentences: "whole GPUs", "nvidia.com/mig-1g.5gb"."""
+    """The name of whole devices in messages: "whole GPUs", "nvidia.com/mig-1g.5gb"."""
     if resource != names.WHOLE_GPU:
         return resource
     return "whole GPU" if count == 1 else "whole GPUs"
@@ -216,7 +218,7 @@ def _verdicts(waiting: WaitingPod, cluster: Cluster) -> list[NodeVerdict]:
 
 
 def _if_cut(request: PodRequest, node: Node, cluster: Cluster) -> str:
-    """What becomes of the pod where GPUs are partitioned on demand, as the planner sees it; "" elsewhere."""
+    """What the planner will do for the pod where GPUs are partitioned on demand; "" elsewhere."""
     try:
         partitions = decode_partitions(node.annotations)
         gpus = demand_gpus(node, partitions, cluster.fleet.free_gpus(node.name)) if partitions else []
@@ -244,7 +246,7 @@ def _node_verdict(
         more = _if_cut(request, node, cluster)
     told = [_told(one, gpus.unit if gpus else GIB, more) for one in against]
     if view is not None and view.problem:
-        # Before what it leads to: the GPUs that the node does not say it has.
+        # The problem comes before its consequence: because of it the node counts as having no GPUs.
         told.insert(-1 if of_gpus else len(told), Refused("GPU", Verdict(Code.NOT_GPU_NODE, view.problem)))
     if gpus is None:
         return NodeVerdict(node.name, tuple(told))
@@ -262,7 +264,7 @@ def _node_verdict(
 
 
 def _told(refused: Refused, unit: MemoryUnit, more: str) -> Refused:
-    """What the engine says with its numbers, and `more`."""
+    """The engine's sentence with its numbers, and `more`."""
     if not isinstance(refused.verdict.code, Code):
         return refused
     message = _with_numbers(refused.verdict, unit) + more
@@ -302,5 +304,5 @@ def _of_gpu(request: PodRequest, one: FreeGpu, unit: MemoryUnit, favourites: Seq
 
 
 def _size(mib: int, unit: MemoryUnit) -> str:
-    """In whole units, as it can be asked for: what is left over of a GPU cannot be given away."""
+    """The size in whole units, as pods can ask for it: the rest of a GPU cannot be given away."""
     return unit.say(unit.units_in(mib))

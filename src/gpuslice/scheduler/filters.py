@@ -1,7 +1,8 @@
-"""What a pod is held against, in kube-scheduler's order: the nodes' rules, their resources, their GPUs.
+"""The filters that a node must pass, in kube-scheduler's order: the nodes' rules, their resources, their
+GPUs.
 
-A filter answers for all nodes at once where a pod is scheduled, and for one node with verdicts where somebody
-asks why.
+A filter answers for all nodes at once when a pod is scheduled, and for one node with verdicts when the
+decision is explained.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ _WITHOUT_NAME: Final[Mapping[Code, str]] = {
     Code.NODE_NOT_FOUND: "node(s) without GPUs",
     Code.NOT_GPU_NODE: "node(s) without GPUs of the kind asked for",
 }
-"""Sentences that name the node would not be counted together."""
+"""Sentences without the node's name: sentences that name different nodes would not be counted together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sieved:
-    """Which rows pass, and, asked only if no node is left, how many of the others each sentence is about."""
+    """Which rows pass; and, computed only if no node is left, how many of the other rows each sentence is
+    about.
+    """
 
     passing: Mask
     sentences: Callable[[], Counter[str]]
@@ -39,24 +42,24 @@ class Sieved:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A filter's no to one node."""
+    """A filter's refusal of one node."""
 
     filter: str
     verdict: Verdict
 
 
 class Filter(ABC):
-    """One step of the sieve. `cause`: the kind of change that may turn its no into a yes."""
+    """One filter. `cause`: the kind of change that may lift its refusal."""
 
     cause: ClassVar[Cause]
 
     @abstractmethod
     def sieve(self, demand: Demand, left: Mask) -> Sieved:
-        """Hold a pod against the rows that are left, all at once."""
+        """Filter the rows that are left, all at once."""
 
     @abstractmethod
     def refusals(self, demand: Demand, node: str, row: int) -> list[Refused]:
-        """Everything that speaks against one node."""
+        """Every refusal of one node."""
 
 
 class NodeRulesFilter(Filter):
@@ -101,7 +104,7 @@ class ResourcesFilter(Filter):
 
 
 class GpuFilter(Filter):
-    """What the placement engine says of the nodes' GPUs."""
+    """The placement engine's answers for the nodes' GPUs."""
 
     cause = Cause.GPU
 

@@ -1,9 +1,9 @@
-"""MIG on demand: GPUs are partitioned for the pods that wait, and what has been idle for long is undone.
-Pure.
+"""MIG on demand: plans how GPUs are partitioned for waiting pods, and removes instances that were idle for
+long. Pure.
 
-Whoever schedules finds no node for a pod that asks for a MIG device which does not exist. For such pods nodes
-of the policy (the label gpuslice.io/mig-policy) are told how their GPUs are to be; their agents partition
-them, and the new devices wake the scheduler. A pod is never placed before its device is there.
+A scheduler finds no node for a pod that asks for a MIG device which does not exist. For such pods the desired
+layouts are written on nodes of the policy (the label gpuslice.io/mig-policy); their agents partition the
+GPUs, and the new devices wake the scheduler. A pod is never placed before its device is there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from gpuslice.scheduler.migview import profiles_of
 
 @dataclass(frozen=True, slots=True)
 class MigNode:
-    """A node of the policy and its GPUs, as they are or were told to become. `alone`: it is told nothing."""
+    """A node of the policy and its GPUs, as they are or are desired. `alone`: it is left alone, nothing is
+    written on it.
+    """
 
     node: Node
     gpus: tuple[DemandGpu, ...]
@@ -35,7 +37,7 @@ class MigNode:
 
 @dataclass(frozen=True, slots=True)
 class MigPicture:
-    """What a plan is made from. `pods`: those that wait, by uid."""
+    """What a plan is made from. `pods`: the waiting pods, by uid."""
 
     nodes: tuple[MigNode, ...]
     devices: Sequence[MigDemand] = ()
@@ -46,8 +48,8 @@ class MigPicture:
 def demands(
     cluster: Cluster, nodes: Collection[str]
 ) -> tuple[list[MigDemand], list[WholeDemand], dict[str, Pod]]:
-    """What pods wait for that could run on these nodes but for the GPUs: devices, GPUs that are not
-    partitioned.
+    """What the pods need that could run on these nodes if the GPUs were different: MIG devices, or GPUs that
+    are not partitioned.
     """
     devices: list[MigDemand] = []
     whole_gpus: list[WholeDemand] = []
@@ -92,7 +94,7 @@ def plan(picture: MigPicture) -> list[list[Patch | Record]]:
 
 
 def _writes(one: MigNode, targets: Mapping[str, MigLayout | None]) -> Iterator[Patch]:
-    """Say to a node how its GPUs are to be, if that is not what was said."""
+    """Write the desired layouts of its GPUs on a node, if they differ from what is written."""
     node = one.node
     try:
         said = decode_wanted(node.annotations)

@@ -1,7 +1,7 @@
 """Brings GPUs that are partitioned on demand to what `migdemand` plans, round by round.
 
-The picture is the cluster's; nothing is remembered but since when devices are idle, and which nodes could not
-do what they were told.
+The state is the cluster's; all that is remembered is since when devices are idle, and which nodes could not
+make the desired layouts.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from gpuslice.scheduler.migdemand import MigNode, MigPicture, demands, plan
 from gpuslice.scheduler.migview import demand_gpus
 
 IDLE_SECONDS: Final = 60.0
-"""How long an instance may be idle before it is undone."""
+"""How long an instance may be idle before it is removed."""
 PAUSE_SECONDS: Final = 0.2
-"""Changes within this time are looked at together."""
+"""Changes within this time are handled together."""
 REST: Final = 3
-"""How many times as long as a round took it rests at least: the scheduler decides in the same loop."""
+"""The pause after a round, as a multiple of the round's own time: the scheduler runs in the same event
+loop."""
 LOOK_SECONDS: Final = 5.0
-"""How often to look without news."""
+"""How often to look without a change."""
 RETRY_SECONDS: Final = 60.0
-"""How long nothing new is asked of a node that could not do what it was told."""
+"""How long a node that could not make the desired layouts gets no new ones."""
 
 
 class MigDemandController:
-    """One per cluster acts: the one that leads. The feed and the recorder are run by the caller."""
+    """One per cluster acts: the leader's. The feed and the recorder are run by the caller."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class MigDemandController:
         now = self._clock.monotonic()
         idle: dict[str, float] = {}
         found: list[MigNode] = []
-        # With a thousand nodes this is long enough to hold up the scheduler, in whose loop it runs.
+        # With a thousand nodes this takes long enough to hold up the scheduler, which runs in the same loop.
         for name in sorted(self._nodes):
             node = self._cluster.node(name)
             if node is not None:
@@ -105,7 +106,7 @@ class MigDemandController:
         return MigPicture(tuple(found), *demands(self._cluster, self._nodes))
 
     def _refrains(self, node: Node, now: float) -> bool:
-        """True if the node could not do what it was told, and is to be left alone for a time."""
+        """True if the node could not make the desired layouts, and is to be left alone for a time."""
         if node.labels.get(names.MIG_CONFIG_STATE) != MigState.FAILED:
             self._failed.pop(node.name, None)
             return False
@@ -115,7 +116,7 @@ class MigDemandController:
         return False
 
     def _gpus(self, node: Node, now: float, idle: dict[str, float], *, alone: bool) -> tuple[DemandGpu, ...]:
-        """A node's, as they are or will be. `idle`: since when devices are idle, filled here."""
+        """A node's GPUs, as they are or will be. `idle`: since when devices are idle, filled here."""
 
         def idle_long(gpu: MigCapableGpu, used: Collection[str]) -> Collection[int]:
             return self._idle_long(gpu, used, now, idle)
@@ -123,13 +124,13 @@ class MigDemandController:
         free_gpus = self._cluster.fleet.free_gpus(node.name)
         try:
             return tuple(demand_gpus(node, self._read(node), free_gpus, idle_long=idle_long, alone=alone))
-        except Exception as error:  # one node's annotations must not end what is done for the others
+        except Exception as error:  # one node's annotations must not end the work for other nodes
             what = "a node is left as it is"
             self._warnings.warning(what, key=f"{what}: {node.name}", node=node.name, error=reason(error))
             return ()
 
     def _read(self, node: Node) -> tuple[MigCapableGpu, ...]:
-        """What the node's agent says; read once per text."""
+        """What the node's agent published; each text is decoded once."""
         text = node.annotations.get(names.MIG_PARTITIONS, "")
         known = self._partitions.get(node.name)
         if known is None or known[0] != text:
@@ -139,7 +140,7 @@ class MigDemandController:
     def _idle_long(
         self, gpu: MigCapableGpu, used: Collection[str], now: float, idle: dict[str, float]
     ) -> list[int]:
-        """Starts of the instances all of whose devices have been idle for long."""
+        """Starts of the instances whose devices have all been idle for long."""
         found = []
         for gi in gpu.layout.instances:
             devices = [gpu.devices[gi.start, ci.id] for ci in gi.compute] or [f"{gpu.uuid}@{gi.start}"]

@@ -1,6 +1,4 @@
-"""A node whose GPUs are partitioned as pods need it: what is, or will be, on each of them, as the planner
-asks.
-"""
+"""The planner's view of a node whose GPUs are partitioned on demand: what is, or will be, on each GPU."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ def demand_gpus(
 ) -> list[DemandGpu]:
     """The node's GPUs, of which its agent published `partitions`, with what pods leave of them (`free_gpus`).
 
-    A GPU counts as it was told to become, if it can still become so; `alone`: as it is, and it stays so.
-    Raises InputError for a policy or a wish that cannot be read.
+    A GPU counts as its desired layout, if it can still get that; with `alone`, as it is, and it stays so.
+    Raises InputError for a policy or a desired layout that cannot be read.
     """
     policy = MigPolicy.of(node.labels)
     wanted = {} if alone else decode_wanted(node.annotations)
@@ -73,7 +71,7 @@ def demand_gpus(
 
 
 def _aim(gpu: MigCapableGpu, now: MigLayout, wanted: Mapping[str, Target]) -> tuple[MigLayout, bool]:
-    """The layout that a GPU will have and whether MIG will be on: as it was told, if that can still be."""
+    """The layout that a GPU will have and whether MIG will be on: as desired, if that is still possible."""
     if gpu.uuid not in wanted:
         return now, gpu.enabled
     target = wanted[gpu.uuid]
@@ -85,7 +83,7 @@ def _aim(gpu: MigCapableGpu, now: MigLayout, wanted: Mapping[str, Target]) -> tu
 
 
 def _without(layout: MigLayout, gpu: MigCapableGpu, shut: Collection[str]) -> MigLayout:
-    """The layout with devices that are given to nobody marked as in use: they serve no pod, and stay."""
+    """The layout with the devices that are given to nobody marked as in use: they serve no pod, and stay."""
     instances = []
     for gi in layout.instances:
         there = gpu.layout.at(gi.start)

@@ -1,8 +1,8 @@
-"""Making room for a more important pod: which pods have to go, and asking them to.
+"""Makes room for a more important pod: chooses the pods that have to go, and evicts them.
 
-kube-scheduler's preemption adds up a node and never looks at single GPUs; here the victims free one GPU
-(or as many as the pod needs). Victims leave through the eviction API, so disruption budgets are respected:
-a pod that its budget protects is passed over and others are tried.
+kube-scheduler's preemption adds up a node and never looks at single GPUs; here the victims free one GPU (or
+as many as the pod needs). Victims leave through the eviction API, so disruption budgets are respected: a pod
+that its budget protects is passed over and other victims are tried.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from gpuslice.placement.preempt import choose_victims, cost, fits_without
 from gpuslice.placement.verdict import Verdict
 
 CANDIDATES: Final = 100
-"""Nodes with a way to make room that are compared; kube-scheduler's minimum."""
+"""Number of nodes with possible victims that are compared; kube-scheduler's minimum."""
 ROUNDS: Final = 8
-"""Times that others are tried when disruption budgets, or changes meanwhile, protect the first choice."""
+"""How often other victims are tried when disruption budgets, or changes meanwhile, protect the first
+choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class Plan:
 
 
 PASSING: Final = (PodCode.API_FAILED, PodCode.PROTECTED)
-"""Refusals that may pass without an event that we would see."""
+"""Refusals that may end without an event that we would see."""
 NO_VICTIMS: Final = Verdict(PodCode.NO_VICTIMS, "")
-"""Nothing that could be added to why the pod waits."""
+"""The outcome that adds nothing to why the pod waits."""
 
 
 class Planner:
@@ -64,7 +65,7 @@ class Planner:
         self._allows = allows
 
     def worth_a_look(self, waiting: WaitingPod) -> bool:
-        """False if the pod may not preempt, or nobody anywhere is less important."""
+        """False if the pod may not preempt, or no pod anywhere is less important."""
         lowest = self._table.lowest_priority
         if waiting.problem or not waiting.may_preempt or lowest is None or lowest >= waiting.demand.priority:
             return False
@@ -73,7 +74,7 @@ class Planner:
         return own is None or not self._nominations.leaving(own)
 
     def could_help(self, demand: Demand, node: str) -> bool:
-        """Would such a pod fit on the node if all less important pods left it?"""
+        """True if such a pod would fit on the node after all less important pods have left it."""
         table, row, gpus = self._table, self._table.row(node), self._cluster.gpus(node)
         lower = [assigned for assigned in table.pods_on(node) if assigned.priority < demand.priority]
         if not lower or row is None or table.answers(demand.rules).refusals[row]:
@@ -89,7 +90,8 @@ class Planner:
     async def plan(self, waiting: WaitingPod, spared: Collection[str] = ()) -> Plan | None:
         """The cheapest way to make the pod fit somewhere, or None. `spared`: uids that must stay.
 
-        Looking at many nodes takes a while, so others run in between; the answer holds when it is given.
+        Looking at many nodes takes a while, so other tasks run in between; the plan is true when it is
+        returned.
         """
         for _ in range(ROUNDS):
             best = await self._search(waiting, spared)
@@ -106,7 +108,7 @@ class Planner:
         best: Plan | None = None
         found = 0
         for node in table.names[np.flatnonzero(suits)].tolist():
-            # One node may take all the steps of the search, some 20 ms: others have their turn in between.
+            # One node may take all the steps of the search, some 20 ms: other tasks run in between.
             await asyncio.sleep(0)
             plan = self._on(waiting, node, spared) if self._allows(waiting, node) else None
             if plan is not None:
@@ -156,7 +158,9 @@ class Planner:
         lower: dict[str, AssignedPod],
         short: Callable[[Iterable[AssignedPod]], bool],
     ) -> list[AssignedPod] | None:
-        """Add the least important pods until CPU, memory and the like suffice, then spare who can be."""
+        """Add the least important pods until CPU, memory and the like suffice, then spare the pods that are
+        not needed.
+        """
         have = {victim.uid for victim in victims}
         queue = sorted(
             (assigned for assigned in lower.values() if assigned.uid not in have),
@@ -223,18 +227,19 @@ class Preemptor:
     async def write_nomination(self, pod: Pod, node: str | None) -> None:
         """Show the node where room is being made (None: nowhere any more) in the pod's status.
 
-        It is for people and autoscalers; what counts is kept in memory, so a failure changes nothing.
+        The status is for people and autoscalers; the nomination itself is kept in memory, so a failure
+        changes nothing.
         """
         body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
         await self._executor.run([Patch(Pod, pod.name, body, pod.namespace, "status")])
 
 
 def evictions(waiting: WaitingPod, plan: Plan) -> list[Evict | Record]:
-    """What has to be done for a plan, in this order."""
+    """The actions that carry out a plan, in this order."""
     staying = [victim for victim in plan.victims if not victim.terminating]
     actions: list[Evict | Record] = []
     if len(staying) > 1:
-        # Ask first, so that nobody leaves for nothing when another one must stay.
+        # Dry runs first, so that no pod leaves for nothing when another victim must stay.
         actions += [Evict(victim.namespace, victim.name, victim.uid, dry_run=True) for victim in staying]
     by = f"Preempted by pod {waiting.pod.key} with priority {waiting.demand.priority} on node {plan.node}"
     for victim in staying:

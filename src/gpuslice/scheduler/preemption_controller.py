@@ -1,4 +1,4 @@
-"""Room for pods that another scheduler left waiting because of single GPUs.
+"""Makes room for pods that another scheduler leaves waiting because of single GPUs.
 
 kube-scheduler believes that a pod which fits a node's sum of GPU memory needs no victims there, so it never
 asks its extender to preempt. This controller, beside the extender, watches for such pods and makes room;
@@ -24,9 +24,9 @@ from gpuslice.placement.verdict import Code
 from gpuslice.scheduler.preemption import PASSING, Planner, Preemptor
 
 PAUSE_SECONDS: Final = 0.2
-"""Changes within this time are looked at together; it also lets the other scheduler act first."""
+"""Changes within this time are handled together; it also lets the other scheduler act first."""
 RETRY_SECONDS: Final = 30.0
-"""Disruption budgets change without an event that we see; so does who leads."""
+"""How often to look without a change: we see no event when disruption budgets or the leader change."""
 SINGLE_GPU: Final = frozenset(
     (
         Code.INSUFFICIENT,
@@ -43,7 +43,7 @@ SINGLE_GPU: Final = frozenset(
 class PreemptionController:
     """Serves the pods of those schedulers, by name, for which `serves` is true (our own preempts by itself).
 
-    Every replica watches, so that it knows whose room is kept; only the one that leads makes room.
+    Every replica watches, so that it knows for which pods room is kept; only the leader makes room.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class PreemptionController:
                     reminder = group.create_task(self._remind())
 
     def kept(self, pod: Pod, nodes: Sequence[str]) -> list[str]:
-        """Those of the nodes, which have room for the pod, where the room is kept for a more important one.
+        """Those of the nodes, all of which have room for the pod, where the room is kept for a more important
+        pod.
 
         For the extender's filter: kube-scheduler itself keeps the node's sum for a nominated pod, not a GPU.
         """
@@ -106,11 +107,11 @@ class PreemptionController:
                 return True
             if not self._cluster.is_unschedulable(waiting.uid):
                 continue
-            # Where there is room its scheduler will find out by itself.
+            # If there is room already, its scheduler will find it by itself.
             if self._planner.worth_a_look(waiting) and not self._cluster.suitable(waiting.demand):
                 try:
                     outcome = await self._preemptor.preempt(waiting)
-                except Exception as error:  # one pod must not keep the others from room
+                except Exception as error:  # one pod must not keep other pods from getting room
                     self._cluster.quarantine.hold(waiting.pod, error)
                     continue
                 blocked |= outcome.code in PASSING
@@ -122,7 +123,8 @@ class PreemptionController:
     def _is_blind_spot(self, waiting: WaitingPod, node: str) -> bool:
         """True if the node's sum suffices and single GPUs do not: what kube-scheduler cannot see.
 
-        Where the sum is short as well, it preempts by itself (with the extender's `preempt` verb).
+        Where the sum is short as well, kube-scheduler preempts by itself (with the extender's `preempt`
+        verb).
         """
         request, row = waiting.demand.request, self._cluster.table.row(node)
         if row is None or self._cluster.check(request, node).code not in SINGLE_GPU:
@@ -145,7 +147,7 @@ class PreemptionController:
             self._changed.set()
 
     def _is_stuck(self, waiting: WaitingPod) -> bool:
-        """True for a pod of a scheduler that we serve, for which that one does not make room itself."""
+        """True for a pod of a scheduler that we serve, if that scheduler does not make room for it itself."""
         pod = waiting.pod
         nominated, own = pod.status.nominated_node_name, self._nominations.of(pod.uid)
         return (

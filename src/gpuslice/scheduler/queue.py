@@ -1,4 +1,4 @@
-"""The pods that wait for a node: which one is next, which must wait for what.
+"""The queue of waiting pods: which one is next, and what the other pods wait for.
 
 A pod is in one of four places. `active`: to be decided now, by priority, then age. `backoff`: its last
 try failed for a reason that time may cure (a bind that failed); comes back after 1 s, doubling to 10 s.
@@ -21,11 +21,11 @@ from gpuslice.cluster.waiting import Demand, WaitingPod
 BACKOFF_FIRST: Final = 1.0
 BACKOFF_MOST: Final = 10.0
 FLUSH_SECONDS: Final = 300.0
-"""Waiting pods are tried again after that long, come what may: a net under a missed event."""
+"""Waiting pods are tried again after this time in any case: a safety net for a missed event."""
 
 
 class Cause(Flag):
-    """Why no node could take a pod; and what kind of cure a change in the cluster can be."""
+    """Why no node could take a pod; also the kind of refusal that a change in the cluster can cure."""
 
     RULES = auto()
     RESOURCES = auto()
@@ -57,7 +57,7 @@ class _Entry:
     """When it began to wait (monotonic seconds)."""
     due: float = 0.0
     changes: int = 0
-    """How many changes there had been when it was taken out."""
+    """The number of changes before it was taken out."""
     edited: bool = False
     """The pod itself was changed since it was taken out."""
 
@@ -146,7 +146,7 @@ class SchedulingQueue:
             await self._sleep_until(self._next_due())
 
     def put_back(self, uid: str) -> None:
-        """It was not decided after all: the pod is next again, if it is still here."""
+        """No decision was made: the pod is next again, if it is still here."""
         entry = self._entries.get(uid)
         if entry is not None and entry.place is _Place.OUT:
             entry.attempts -= 1
@@ -164,7 +164,7 @@ class SchedulingQueue:
     def wait(self, uid: str, causes: Cause) -> None:
         """No node can take the pod: let it wait for a change that could cure one of the causes.
 
-        If there was one since it was taken out, it is tried again at once.
+        If such a change has come since it was taken out, it is tried again at once.
         """
         entry = self._entries.get(uid)
         if entry is None or entry.place is not _Place.OUT:
@@ -179,9 +179,9 @@ class SchedulingQueue:
         self._waiting.setdefault(entry.waiting.demand, {})[uid] = entry
 
     def wake(self, cures: Cause, helps: Callable[[Demand], bool]) -> int:
-        """Something changed that could cure `cures`: try the pods again that it helps. Returns how many.
+        """A change could cure `cures`: try the pods that it helps again. Returns how many.
 
-        `helps` is asked once per distinct demand. They skip the backoff: what they wait for is there.
+        `helps` is called once per distinct demand. The pods skip the backoff: what they wait for is there.
         """
         self._note(cures)
         woken = 0
@@ -212,7 +212,7 @@ class SchedulingQueue:
         self._some.set()
 
     def _take_out(self, entry: _Entry) -> None:
-        """Out of whatever place it is in; heap entries that remain are recognised as stale."""
+        """Take the pod out of whatever place it is in; heap entries that remain are recognised as stale."""
         if entry.place is _Place.WAITING:
             group = self._waiting[entry.waiting.demand]
             del group[entry.waiting.uid]
@@ -229,7 +229,7 @@ class SchedulingQueue:
         )
 
     def _promote(self) -> None:
-        """Move what is due."""
+        """Move the pods whose time has come."""
         now = self._clock.monotonic()
         while self._due and self._due[0][0] <= now:
             due, _, uid = heapq.heappop(self._due)

@@ -1,8 +1,7 @@
 """The complete scheduler: pods in, bindings out, woken by what happens and by nothing else.
 
-One loop decides, one pod at a time, on the state in memory. Reserving is part of the decision; the request
-to the API server runs beside the next decisions. What is said about a pod (condition, event) is said in
-the background too.
+One loop decides, one pod at a time, on the state in memory. Reserving is part of the decision; the request to
+the API server runs beside the next decisions. A pod's condition and events are written in the background too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from gpuslice.scheduler.preemption import PASSING, Planner, Preemptor
 from gpuslice.scheduler.queue import NODE_CAUSES, Cause, SchedulingQueue
 
 REFUSALS: Final = 512
-"""Demands whose last refusal is remembered; it holds until something is freed."""
+"""Number of demands whose last refusal is remembered; a refusal holds until something is freed."""
 REPORT_BACKOFF: Final = Backoff(base=0.5, cap=10.0)
 REPORT_TRIES: Final = 4
 
@@ -93,14 +92,14 @@ class Scheduler:
                     continue
                 try:
                     self.handle(waiting)
-                except Exception as error:  # one pod must not keep the others from their nodes
+                except Exception as error:  # one pod must not keep other pods from their nodes
                     self._give_up(waiting, error)
                 # Answers and changes are taken in between decisions.
                 await asyncio.sleep(0)
 
     # --- decisions --------------------------------------------------------------------------------
     def handle(self, waiting: WaitingPod) -> None:
-        """Decide about a pod that was taken out of the queue, and begin what follows."""
+        """Decide about a pod that was taken out of the queue, and start to carry the decision out."""
         pod = waiting.pod
         if pod.metadata.deletion_timestamp is not None:
             self.queue.wait(pod.uid, Cause.SELF)
@@ -117,14 +116,14 @@ class Scheduler:
         else:
             nomination = self._nominations.of(waiting.uid)
             if nomination is not None and not self._nominations.leaving(nomination):
-                # Its victims have gone and it still does not fit: the room is of no use to it.
+                # Its victims have gone and it still does not fit: the room kept for it is of no use.
                 self._withdraw(waiting.uid)
                 self._spawn(self._preemptor.write_nomination(pod, None), f"clear nomination of {pod.key}")
             self._refuse(waiting, decision)
 
     def _decide(self, waiting: WaitingPod) -> Decision:
         known = self._refusals.get(waiting.demand)
-        # Only more room can turn a no into a yes, and more room empties this memory.
+        # Only more room can lift a refusal, and when there is more room these refusals are dropped.
         if known is not None and not waiting.problem and self._nominations.of(waiting.uid) is None:
             return known
         decision = self._cycle.decide(waiting)
@@ -197,7 +196,7 @@ class Scheduler:
         self._group.create_task(work, name=name)
 
     def _give_up(self, waiting: WaitingPod, error: Exception) -> None:
-        """What had to be done for a pod failed as nobody foresaw: until it is changed, it waits."""
+        """The work for a pod failed with an unforeseen error: the pod waits until it is changed."""
         self._cluster.quarantine.hold(waiting.pod, error)
         self.queue.wait(waiting.uid, Cause.SELF)
 
@@ -213,7 +212,7 @@ class Scheduler:
             case "node", Node() as node:
                 self._set_node(node, change.before)
             case "node-gone", _:
-                self._refusals.clear()  # the sentence counts the nodes
+                self._refusals.clear()  # the message counts the nodes
             case "unhealthy", _:
                 self._freed(change.node, Cause.GPU)
 
@@ -255,7 +254,7 @@ class Scheduler:
             self._freed(node.name, cures)
 
     def _freed(self, node: str, cures: Cause) -> None:
-        """Something got better on a node: whoever could use it is tried again at once."""
+        """Something became free on a node: the pods that could use it are tried again at once."""
         self._freedom += 1
         self._refusals.clear()
         self._hopeless.clear()
@@ -266,7 +265,7 @@ class Scheduler:
 
     # --- what people read -------------------------------------------------------------------------
     def _say(self, pod: Pod, message: str) -> None:
-        """Tell why a pod waits, once per reason."""
+        """Record why a pod waits, once per reason."""
         if self._reasons.record(pod, "Warning", "FailedScheduling", message):
             self._to_say[pod.uid] = (pod, message)
             self._something_to_say.set()

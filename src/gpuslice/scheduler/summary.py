@@ -1,4 +1,4 @@
-"""The cluster as a whole, node by node, without making anybody wait for it."""
+"""Sums up the whole cluster, node by node, without holding up the event loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ VIEWS_AT_A_TIME: Final = 10
 
 
 async def views(cluster: Cluster) -> AsyncIterator[NodeView]:
-    """All nodes by name. Each is of one moment, the whole is not: 5,000 of them take 0.3 s, in which
-    kube-scheduler must not wait for an answer.
+    """All nodes by name. Each view is of one moment, all together are not: 5,000 nodes take 0.3 s, and
+    kube-scheduler must not wait that long for an answer.
     """
     for number, name in enumerate(cluster.node_names(), 1):
         if number % VIEWS_AT_A_TIME == 0:

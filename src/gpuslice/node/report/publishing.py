@@ -272,8 +272,8 @@ class NodePublisher:
             return {}
         present, wanted = node.metadata.labels or {}, dict(self._labels())
         if names.GFD_TIMESTAMP in present and self._discovered():
-            # While feature discovery runs it rewrites its labels again and again. Once it is gone, we keep
-            # those that it left true.
+            # While feature discovery runs it rewrites its labels again and again. Once it is gone, the labels
+            # that it left are ours to correct.
             wanted = {key: value for key, value in wanted.items() if not key.startswith("nvidia.com/")}
             present = {key: value for key, value in present.items() if not key.startswith("nvidia.com/")}
         changes: dict[str, str | None] = {

@@ -1,1 +1,1 @@
-"""The scheduler extender: what kube-scheduler asks over HTTP, answered as gpushare's extender did."""
+"""The scheduler extender: answers kube-scheduler's HTTP requests as gpushare's extender did."""

@@ -1,4 +1,4 @@
-"""The extender over HTTP: a raw ASGI application, since the hot routes deserve no framework."""
+"""The extender over HTTP: a plain ASGI application, since a framework would slow the hot routes down."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ VERSION: Final = b"0.1.0"
 BODY_LIMIT: Final = 128 * 1024 * 1024
 """kube-scheduler without nodeCacheCapable sends whole nodes: 62 MB for 5,000 of them."""
 LIMITS: Final = Limits(body_bytes=BODY_LIMIT)
-"""Of the server in front of it."""
+"""The limit of the server in front of it."""
 PROBES: Final = ("/healthz", "/readyz")
 OPEN: Final = (*PROBES, names.WEBHOOK_PATH)
-"""Routes that need no token: kubelet's probes and the API server's webhook calls carry none. A review
-changes nothing, and reveals nothing but whether a node has a resource."""
+"""Routes that need no token: kubelet's probes and the API server's webhook calls carry none. An admission
+review changes nothing, and only reveals whether a node has a resource."""
 
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -44,7 +44,7 @@ Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 class ExtenderApp:
     """Routes requests to `Extender`. With a token, everything that is not `OPEN` must carry it.
 
-    `webhook` answers what comes to its path: one server is enough for a small cluster.
+    `webhook` answers the requests to its own path: one server is enough for a small cluster.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ExtenderApp:
         """ASGI 3."""
         if scope["type"] != "http":
             return
-        # httprouter redirects from the path with a slash at its end to the one without; we answer at once.
+        # httprouter redirects a path with a slash at its end to the path without it; we answer at once.
         path = scope["path"].rstrip("/") or "/"
         if path == names.WEBHOOK_PATH and self._webhook is not None:
             await self._webhook(scope, receive, send)
@@ -86,7 +86,7 @@ class ExtenderApp:
             return
         body: bytes | None = b""
         if scope["method"] == "POST":
-            # Only now: a stranger shall not make us hold so much.
+            # Read only after the token was checked: nobody without one shall make us hold so much.
             try:
                 body = await read_body(receive, BODY_LIMIT)
             except TooLarge as error:
@@ -103,7 +103,7 @@ class ExtenderApp:
         return await self._get(path) if method in ("GET", "HEAD") else NOT_ALLOWED
 
     def _knows(self, path: str) -> bool:
-        """Is there a GET route? Below `inspect` any one name is one."""
+        """True if there is such a GET route. Below `inspect` any single name is a route."""
         fixed = (self._inspect, "/version", "/metrics", *PROBES)
         return path in fixed or path.rpartition("/")[0] == self._inspect
 

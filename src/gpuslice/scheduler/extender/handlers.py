@@ -1,4 +1,4 @@
-"""What the extender answers: bytes in, bytes out, no HTTP.
+"""The verbs of the extender: bytes in, bytes out, no HTTP.
 
 Routes, error texts and the order of checks are gpushare's (gpushare-scheduler-extender, pkg/scheduler and
 pkg/routes); prioritize and preempt are kube-scheduler's, which gpushare lacked.
@@ -31,20 +31,21 @@ from gpuslice.scheduler.extender.nodelists import NodeList, NodeLists
 from gpuslice.scheduler.summary import summed_up, views
 
 REMEMBERED_PODS: Final = 4096
-"""Pods seen by filter and kept for their bind, which names them only: saves reading each again."""
-"""Nodes shown before others get their turn: about half a millisecond."""
+"""Number of pods that filter saw and that are kept for their bind, which only names them: saves reading each
+again."""
+"""Number of nodes shown before other tasks run: about half a millisecond."""
 
 _KEPT: Final = np.uint8(CODES.index(Code.INSUFFICIENT))
-"""Said of a node whose room is another pod's already, or is kept for a more important one."""
+"""The refusal of a node whose room is another pod's already, or is kept for a more important pod."""
 
 
 class Extender:
     """The verbs of one extender. The decisions are synchronous: they see one state of the cluster.
 
-    While the cluster's gate is closed none is made: filter and bind say so in their `Error`, the others raise
-    Unavailable. kube-scheduler tries the pod again after its backoff.
-    `kept` names those of some nodes whose room is kept for a pod more important than the one that asks.
-    `refused` is told of every pod that the engine lets on none of its nodes.
+    While the cluster's gate is closed no decision is made: filter and bind say so in their `Error`, the other
+    verbs raise Unavailable. kube-scheduler tries the pod again after its backoff. `kept` returns those of
+    some nodes whose room is kept for a more important pod than this one. `refused` is called for every pod
+    that the engine lets on none of its nodes.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class Extender:
 
     # --- filter -----------------------------------------------------------------------------------
     def filter(self, body: bytes) -> bytes:
-        """ExtenderArgs to ExtenderFilterResult. Never raises: what is wrong stands in `Error`.
+        """ExtenderArgs to ExtenderFilterResult. Never raises: what is wrong is in `Error`.
 
-        What the pod asks for may be wrong, too: that is why each node refuses it, and fails nothing.
+        A wrong request of the pod is no such error: each node refuses the pod for it.
         """
         try:
             args = wire.decode(body, wire.FilterArgs)
@@ -103,7 +104,7 @@ class Extender:
     ) -> bytes:
         record = self._cluster.pod(pod.uid) if pod.uid else None
         if record is not None:
-            # A bind of this pod is under way or its answer was lost: only that node may have it.
+            # A bind of this pod is under way or its answer was lost: only that node may get the pod.
             codes = np.full(len(nodes.names), _KEPT, np.uint8)
             codes[[index for index, name in enumerate(nodes.names) if name == record.node]] = 0
         elif request:
@@ -147,7 +148,7 @@ class Extender:
             )
             request = self._cluster.request_of(pod) if pod is not None else PodRequest()
         except InputError:
-            # kube-scheduler ignores a failed prioritize; an empty list says the same.
+            # kube-scheduler ignores a failed prioritize; an empty list has the same effect.
             return b"[]"
         scores = self._cluster.scores(request, names)
         lowest, span = min(scores, default=0), max(max(scores, default=0) - min(scores, default=0), 1)
@@ -162,9 +163,9 @@ class Extender:
     async def preempt(self, body: bytes) -> bytes:
         """ExtenderPreemptionArgs to ExtenderPreemptionResult: victims that free a single GPU.
 
-        kube-scheduler proposes by the node's sum. What it proposes is kept if it frees a GPU; otherwise the
-        pods that do are named, besides those proposed that hold no GPU (they free something else). Nodes
-        where no eviction helps are left out.
+        kube-scheduler proposes by the node's sum. Its proposal is kept if it frees a GPU. Otherwise the
+        answer has the pods that do, and those of the proposed pods that hold no GPU (they free something
+        else). Nodes where no eviction helps are left out.
         """
         self._check_gate()
         try:
@@ -178,7 +179,7 @@ class Extender:
             return wire.encode_victims({})
         kept: dict[str, wire.Victims] = {}
         for node, victims in proposed.items():
-            # kube-scheduler proposes hundreds of nodes: others have their turn in between.
+            # kube-scheduler proposes hundreds of nodes: other tasks run in between.
             await asyncio.sleep(0)
             self._check_gate()
             if not request or self._cluster.fits_without(request, node, victims.uids):
@@ -212,7 +213,7 @@ class Extender:
         asked = (("PodName", args.pod_name), ("PodNamespace", args.pod_namespace), ("Node", args.node))
         for field, name in asked:
             if problem := name_problem(name):
-                # What a caller names goes into URLs: it must not lead to another object.
+                # The names in a request go into URLs: they must not lead to another object.
                 return Verdict(PodCode.WRONG_POD, f"{field} {name[:NAME_LENGTH]!r} is no name: {problem}")
         pod = self._pods.pop(args.pod_uid, None)
         if pod is None or (pod.name, pod.namespace) != (args.pod_name, args.pod_namespace):
@@ -234,7 +235,7 @@ class Extender:
     async def inspect(self, node: str | None = None) -> tuple[int, bytes]:
         """gpushare's inspect JSON: all nodes by name, or one. Memory in the node's own unit.
 
-        503 while not all is known: nobody could tell half of it from the whole.
+        503 while not all is known: readers could not tell a part from the whole.
         """
         if why := self._cluster.gate.incomplete():
             return 503, msgspec.json.encode({"nodes": [], "error": why})

@@ -1,8 +1,8 @@
-"""Recognising lists of node names.
+"""Recognises lists of node names that were sent before.
 
 kube-scheduler sends the same thousands of names with nearly every pod. A list is decoded and looked up once;
-after that its bytes are the key. The JSON pieces of the answer are prepared as well, so that answering is
-choosing and joining.
+after that its bytes are the key. The JSON pieces of the answer are prepared as well, so that an answer is
+made by choosing and joining pieces.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class NodeList:
         self._refusals: dict[int, list[bytes]] = {}
 
     def fitting(self, codes: Codes) -> bytes:
-        """The JSON array of the names whose code is a yes, in the order given."""
+        """The JSON array of the names whose code accepts, in the order given."""
         return b"[" + b",".join(compress(self._quoted, (codes == 0).tolist())) + b"]"
 
     def failed(self, codes: Codes) -> bytes:
-        """The JSON object name -> sentence of the names whose code is a no."""
+        """The JSON object name -> sentence of the names whose code refuses."""
         pieces: list[bytes] = []
         for number in np.unique(codes[codes != 0]).tolist():
             chosen: npt.NDArray[np.bool_] = codes == number
@@ -64,7 +64,7 @@ class NodeLists:
         self._lists: OrderedDict[bytes, NodeList] = OrderedDict()
 
     def get(self, raw: bytes) -> NodeList:
-        """The list that these bytes spell. Raises InputError if they spell none."""
+        """The list that these bytes encode. Raises InputError if they encode none."""
         if self._version != self._fleet.version:
             self._lists.clear()
             self._version = self._fleet.version

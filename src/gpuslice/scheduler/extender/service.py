@@ -1,4 +1,4 @@
-"""An extender, put together from its parts: the server and who acts beside it, around a `Core`."""
+"""Puts an extender together from its parts: the server and the controllers beside it, around a `Core`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpuslice.scheduler.preemption_controller import PreemptionController
 
 @dataclass(frozen=True, slots=True)
 class ExtenderSettings:
-    """Where it listens and who is let in. `port` 0 takes a free one.
+    """Where it listens and which clients it accepts. `port` 0 takes a free one.
 
-    `serves`: for the pods of which schedulers, by name, it makes room. `grace_seconds`: how long requests in
+    `serves`: the schedulers, by name, for whose pods it makes room. `grace_seconds`: how long requests in
     flight may take at the end.
     """
 
@@ -59,7 +59,8 @@ async def extender(
     """
     client, cluster, clock, metrics = core.client, core.cluster, core.clock, Metrics()
     cluster.quarantine.record_by(core.recorder)
-    # kube-scheduler never asks its extender to make room on a single GPU; this watches for such pods.
+    # kube-scheduler never asks its extender to make room on a single GPU; this controller watches for such
+    # pods.
     preemption = PreemptionController(
         client, cluster, serves=settings.serves, clock=clock, recorder=core.recorder
     )

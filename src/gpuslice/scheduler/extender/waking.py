@@ -1,9 +1,9 @@
-"""Wakes pods that were refused in the moment before we learnt of the room that had become free.
+"""Wakes pods that were refused just before we learnt of the room that had become free.
 
-When a pod ends, kube-scheduler and we are told at the same time, and it tries a waiting pod again at once. If
-it is the faster one, that pod is refused for the last time: no other event comes, and the pod waits for the
-periodic flush, 5 minutes (AliyunContainerService/gpushare-scheduler-extender#187). An annotation of the pod's
-own is an event, so such a pod gets one.
+When a pod ends, kube-scheduler and we learn it at the same time, and kube-scheduler tries a waiting pod again
+at once. If kube-scheduler is faster than we are, that pod is refused for the last time: no other event comes,
+and the pod waits for the periodic flush, 5 minutes (AliyunContainerService/gpushare-scheduler-extender#187).
+An annotation of the pod's own is an event, so such a pod gets one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gpuslice.requests.pod import PodRequest
 WINDOW_SECONDS: Final = 5.0
 """How much later than kube-scheduler we may learn of a change (a watch that had to be opened anew)."""
 PAUSE_SECONDS: Final = 0.2
-"""Changes within this time are looked at together."""
+"""Changes within this time are handled together."""
 REMEMBERED: Final = 32
-"""Refused pods looked at after a change; a look at one costs 0.1 ms at 5,000 nodes."""
+"""Number of refused pods looked at after a change; each costs 0.1 ms at 5,000 nodes."""
 
 _log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class _Refused:
 
 
 class Waker:
-    """Remembers who was refused lately, and by whom."""
+    """Remembers which pods were refused lately, and by which nodes."""
 
     def __init__(self, client: Client, cluster: Cluster, *, clock: Clock) -> None:
         self._client = GatedClient(client, cluster.gate)
@@ -57,7 +57,7 @@ class Waker:
         cluster.subscribe(self._on_change)
 
     def refused(self, pod: Pod, request: PodRequest, nodes: list[str], codes: Codes) -> None:
-        """No node can take the pod: what the engine said of each."""
+        """Remember a pod that no node can take, with the engine's answer for each."""
         self._refused.pop(pod.uid, None)
         self._refused[pod.uid] = _Refused(trimmed(pod), request, nodes, codes, self._clock.monotonic())
         if len(self._refused) > REMEMBERED:
@@ -73,11 +73,11 @@ class Waker:
             for uid, refused in list(self._refused.items()):
                 if self._refused.get(uid) is refused and self._is_late(uid, refused):
                     await self._wake(refused.pod)
-                # A look at one may take all the steps of the search: others have their turn in between.
+                # One pod may take all the steps of the search: other tasks run in between.
                 await asyncio.sleep(0)
 
     def _is_late(self, uid: str, refused: _Refused) -> bool:
-        """True if its answer would be another one now. Each is told once per refusal."""
+        """True if the pod's answer would be another one now. Each pod is woken once per refusal."""
         oldest = self._clock.monotonic() - WINDOW_SECONDS
         if refused.at < oldest or self._cluster.pod(uid) is not None:
             del self._refused[uid]
@@ -96,7 +96,7 @@ class Waker:
                 Pod, pod.name, {"metadata": {"uid": pod.uid, "annotations": annotations}}, pod.namespace
             )
         except GpuSliceError as error:
-            # It is gone, or kube-scheduler's own flush will have to do.
+            # The pod is gone, or has to wait for kube-scheduler's own flush.
             _log.info("pod not woken", pod=pod.key, error=str(error))
 
     def _on_change(self, _change: Change) -> None:

@@ -17,7 +17,7 @@ from gpuslice.errors import InputError
 from gpuslice.kube.wire import ObjectMeta, Pod, Wire
 
 ABSENT = msgspec.Raw(b"")
-"""A key that was not sent. kube-scheduler sends every key, with null where it has nothing to say."""
+"""A key that was not sent. kube-scheduler sends every key, with null where there is no value."""
 NULL = msgspec.Raw(b"null")
 
 
