@@ -1,7 +1,7 @@
 """AKS's node pools as values: the labels that they give their nodes, and errors as one sentence each. Pure.
 
-Codes and wordings: Azure Resource Manager's and AKS's. AKS writes an error with a wrapper "error" or without;
-what stands in `details` is more exact than what it stands in.
+Codes and wordings: Azure Resource Manager's and AKS's. AKS writes an error with or without a wrapper "error";
+the errors in `details` are more exact than the one around them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ LOGIN: Final = (
     "or run where a managed or a workload identity is"
 )
 JOINS: Final = "true"
-"""Value of the label `gpushare` by which the agents' DaemonSet finds the nodes."""
+"""The value of the label `gpushare` by which the agents' DaemonSet selects nodes."""
 DAY_SECONDS: Final = 86_400
-"""Who asks for a longer pause than this asks for none."""
+"""The longest pause in seconds that is believed: a longer one counts as none."""
 _GUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _SETTLED: Final = frozenset({"Succeeded", "Failed", "Canceled"})
 _NO_MACHINES: Final = ("AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest")
@@ -48,7 +48,7 @@ class AksCluster:
 
 
 def cluster_of(subscription: str | None, group: str | None, name: str | None) -> AksCluster | None:
-    """The cluster that was named; None if no resource group and no cluster was. Raises InputError."""
+    """The cluster that was named; None if neither a resource group nor a cluster was. Raises InputError."""
     if not group and not name:
         return None
     if not group:
@@ -70,7 +70,7 @@ def cluster_of(subscription: str | None, group: str | None, name: str | None) ->
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An answer of Azure's that is no success.
+    """A failure that Azure reported.
 
     `status` is HTTP's, 0 if Azure was not reached or no login was found, 200 if the operation was accepted
     and failed later. `retry_after` in seconds, if Azure named a time.
@@ -92,7 +92,7 @@ class _Error(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_failure(status: int, body: str, otherwise: str, retry_after: str = "") -> Failure:
-    """Read an answer. `otherwise` is the message if it has none, as when something in between answers."""
+    """Read an answer. `otherwise` is the message if it has none, as when a proxy answers."""
     try:
         found = msgspec.json.decode(body, type=_Error)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -114,8 +114,8 @@ def node_labels(
     """The labels that the pool gives its nodes at birth: those asked for, how GPUs are partitioned, and who
     does it.
 
-    `now`: those that it gave until now, None for a new pool. GPUs that were partitioned are to be made whole
-    if no profile is wanted; `partitioned_by_aks`: how they are partitioned is not ours to say. Raises
+    `now`: the labels that it gave until now, None for a new pool. GPUs that were partitioned are made whole
+    if no profile is asked for; `partitioned_by_aks`: AKS decides how they are partitioned, not we. Raises
     InputError if the profile is not possible on these machines.
     """
     labels = dict(spec.labels)
@@ -137,9 +137,9 @@ def _strategy(spec: PoolSpec) -> dict[str, str]:
 
 
 def with_labels(spec: PoolSpec, labels: Mapping[str, str]) -> PoolSpec:
-    """`node_labels` the other way round: the pool with the profile and the strategy that its labels say.
+    """The inverse of `node_labels`: the pool with the profile and the strategy that its labels name.
 
-    A configuration of MIG that is no profile's stays among the labels.
+    A MIG configuration that belongs to no profile stays among the labels.
     """
     rest = dict(labels)
     if rest.get(names.LABEL_GPUSHARE) == JOINS:
@@ -169,8 +169,8 @@ def is_settled(state: str) -> bool:
 def error_of(failure: Failure, doing: Doing, pool: str, cluster: AksCluster) -> GpuSliceError:
     """The exception for a failure: its sentence says what is not possible and the remedy.
 
-    `pool`: "" if it was about all of them. 404 is about the cluster then; else about the pool, which is so
-    only if the cluster is known to be there.
+    `pool`: "" if the request was about all pools. A 404 then means the cluster; otherwise it means the pool,
+    which is right only if the cluster is known to exist.
     """
     code, said = failure.code, sentence(failure.message)
     where, named = f"cluster {cluster.name!r}", f"{code or f'HTTP {failure.status}'}: "
@@ -224,7 +224,9 @@ def error_of(failure: Failure, doing: Doing, pool: str, cluster: AksCluster) -> 
 
 
 def _cluster_not_found(code: str, cluster: AksCluster) -> PoolRefused:
-    """The cluster, its resource group or the subscription is not there, or not for this login."""
+    """The error that the cluster, its resource group or the subscription does not exist, or not for this
+    login.
+    """
     if code == "SubscriptionNotFound":
         return PoolRefused(
             f"there is no subscription {cluster.subscription} for this login; `az account list` shows its own"
@@ -241,14 +243,16 @@ def _cluster_not_found(code: str, cluster: AksCluster) -> PoolRefused:
 
 
 def login_missing(said: str) -> PoolRefused:
-    """No token could be had. `said`: what Azure's own chain of credentials wrote, many lines."""
+    """The error that there is no token. `said`: the message of Azure's own chain of credentials, many
+    lines.
+    """
     if refused := re.search(r"AADSTS\d+: [^.\n]+", said):
         return PoolRefused(f"Azure does not accept the login ({refused[0].strip()}); {LOGIN}")
     return PoolRefused(f"no login for Azure was found; {LOGIN}")
 
 
 def beside(pool: str) -> str:
-    """The remedy for what Azure never changes of a pool."""
+    """The remedy where Azure never changes a property of a pool."""
     return f"add another pool beside it, drain the nodes of {pool!r}, and delete it"
 
 

@@ -1,4 +1,6 @@
-"""The node pools of an AKS cluster: the same as in a cluster (`clusterpools`), by Azure's own API."""
+"""The commands on node pools of an AKS cluster: the same ones as `clusterpools` has, through Azure's
+own API.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from gpuslice.errors import InputError
 
 
 class Connect(Protocol):
-    """The way to a cloud's pools; with `wait` what changes them returns when it is so."""
+    """Connects to a cloud's pools; with `wait`, changes return only when they are complete."""
 
     def __call__(self, *, wait: bool) -> AbstractAsyncContextManager[PoolProvider]: ...
 
@@ -65,7 +67,7 @@ class AksPools:
             pool = shown(await pools.get(name))
             changes = change(pool)
             fields = msgspec.to_builtins(pool.spec)
-            # A configuration that is no profile's may stay, though nobody may ask for one here.
+            # A configuration that belongs to no profile may stay, although none can be asked for here.
             own = (fields.get("nodeLabels") or {}).pop(names.MIG_CONFIG, None)
             spec = read_fields(name, msgspec.convert(without_none(fields | changes), PoolFields)).spec
             if own is not None and "gpuInstanceProfile" not in changes:
@@ -88,7 +90,9 @@ class AksPools:
 
 
 def shown(pool: ProvidedPool) -> GPUNodePool:
-    """The pool as a GPUNodePool. Azure does not count ready nodes: all are when nothing is under way."""
+    """The pool as a GPUNodePool. Azure does not count ready nodes: all count as ready when no operation is
+    under way.
+    """
     spec, well = pool.spec, pool.state == "Succeeded"
     return GPUNodePool(
         metadata=PoolMeta(name=spec.name),

@@ -1,8 +1,8 @@
-"""Node pools on AKS through Azure's own SDK; the only door to it.
+"""Node pools on AKS through Azure's own SDK; the only module that uses it.
 
 Needs the extra `gpuslice[azure]`, and takes most of a second to import: import it where it is used. Requests
-run in threads (the SDK's transport over requests), waiting in the event loop, so a wait can be cancelled.
-The SDK repeats what Azure answers with 429 or 5xx, after the time that Azure names.
+run in threads (the SDK's transport over requests), waiting in the event loop, so a wait can be cancelled. The
+SDK repeats requests that Azure answers with 429 or 5xx, after the time that Azure names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLL_SECONDS: Final = 10
 """How often a running operation is asked about where Azure names no time; new machines take minutes."""
 
 REQUEST_SECONDS: Final = 60
-"""How long one request may take; the SDK's own 300 would be what a person waits after Ctrl-C, too."""
+"""How long one request may take; with the SDK's own 300 s, a person would wait as long after Ctrl-C, too."""
 
 _Properties = AgentPoolManagedClusterAgentPoolProfileProperties
 _Transport = AsyncHttpTransport[Any, Any]
@@ -56,11 +56,11 @@ async def connected(cluster: AksCluster, *, wait: bool = False) -> AsyncIterator
 class AksPools:
     """The node pools of one AKS cluster (a `pools.PoolProvider`).
 
-    GPUs are not partitioned by AKS, which would do so once and for all, but by the nodes' agents, as the
-    labels say that the pool gives its nodes at birth: so the profile can change. With `wait`, what changes
-    something returns when Azure has finished, and raises PoolRefused if that failed; a wait that is cancelled
-    stops nothing in Azure. `endpoint`: the Resource Manager's URL, default: that of Azure's public cloud, or
-    of the one in $AZURE_SDK_CLOUD_CONF.
+    GPUs are not partitioned by AKS, which would do so once and for all, but by the nodes' agents, according
+    to the labels that the pool gives its new nodes: so the profile can change. With `wait`, changes return
+    when Azure has finished, and raise PoolRefused if Azure failed; a wait that is cancelled stops nothing in
+    Azure. `endpoint`: the Resource Manager's URL, default: that of Azure's public cloud, or of the one in
+    $AZURE_SDK_CLOUD_CONF.
     """
 
     def __init__(
@@ -152,12 +152,13 @@ class AksPools:
         now.node_taints = [str(taint) for taint in spec.taints]
         pool.properties = now
         if pool.as_dict() != before:
-            # Not the SDK's own parameter: it would put quotes around what AKS gives and documents without.
+            # Not the SDK's own parameter: it would put quotes around an etag that AKS gives and documents
+            # without them.
             await self._put("update", spec.name, pool, {"If-Match": now.e_tag} if now.e_tag else {})
 
     async def delete(self, name: str) -> None:
         """Remove the pool and its machines. Raises PoolNotFound."""
-        await self._get(name)  # Azure is content to delete what is not there.
+        await self._get(name)  # Azure accepts to delete a pool that does not exist.
         with self._sentences("delete", name):
             await self._follow(await self._client.agent_pools.begin_delete(*self._where, name))
 
@@ -174,7 +175,7 @@ class AksPools:
             with self._sentences("read", name):
                 return await self._client.agent_pools.get(*self._where, name)
         except PoolNotFound:
-            # Azure's code for it is the same, be it the pool that is not there or its cluster.
+            # Azure's code is the same whether the pool or its cluster does not exist.
             await self._list()
             raise
 
@@ -236,7 +237,7 @@ def _is_system(pool: _Properties) -> bool:
 
 
 def _count(spec: PoolSpec, now: _Properties) -> int:
-    """The number of nodes to ask for: where it follows the pods, the one that there is, within the limits."""
+    """The number of nodes to ask for: with autoscaling, the present number within the limits."""
     if spec.min_count is None or spec.max_count is None:
         return spec.count
     there = spec.count if now.count is None else now.count

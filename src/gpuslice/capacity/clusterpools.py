@@ -1,4 +1,4 @@
-"""The node pools of a cluster, as a client: writes GPUNodePools and follows what becomes of them."""
+"""The commands on a cluster's node pools: writes GPUNodePools and follows their status."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from gpuslice.kube.wire import Node
 
 LOOK_SECONDS: Final = 0.2
 SILENCE_SECONDS: Final = 60.0
-"""How long nobody may answer a new pool before its command gives up waiting."""
+"""How long a new pool may stay without a status before its command gives up waiting."""
 FINAL: Final = frozenset(("Invalid", "PartitioningFailed", "NoNodes"))
-"""Reasons of the condition Ready that do not pass by waiting."""
+"""Reasons of the condition Ready that waiting does not cure."""
 ANSWER_SECONDS: Final = 3.0
-"""How long to wait for a cluster that may be another one than is meant."""
+"""How long to wait for the answer of a cluster that may not be the one that is meant."""
 IN_ONE_PROCESS: Final = "+gpuslice"
 """In the API server's version, where it is `gpuslice up`."""
 
@@ -42,7 +42,9 @@ Change = Callable[[GPUNodePool], Mapping[str, Any]]
 
 
 class ClusterPools:
-    """A cluster's GPUNodePools. `tell` is given a sentence whenever what is waited for has changed."""
+    """A cluster's GPUNodePools. `tell` is called with a sentence whenever the reason for waiting has
+    changed.
+    """
 
     def __init__(self, client: Client, clock: Clock, tell: Callable[[str], None]) -> None:
         self._client = client
@@ -88,7 +90,9 @@ class ClusterPools:
         return await self._until_ready(name) if wait else await self.get(name)
 
     async def update(self, name: str, change: Change, *, wait: bool) -> GPUNodePool:
-        """Change a pool. Raises PoolNotFound, and InputError, with nothing changed, if that would be none."""
+        """Change a pool. Raises PoolNotFound, and InputError, with nothing changed, if the result would not
+        be a valid pool.
+        """
         pool = await self.get(name)
         changes = change(pool)
         spec = msgspec.to_builtins(pool.spec) | changes
@@ -98,7 +102,9 @@ class ClusterPools:
         return await self._until_ready(name) if wait else pool
 
     async def delete(self, name: str, *, wait: bool) -> None:
-        """Delete a pool; with `wait` until no node is left that it dressed. Raises PoolNotFound."""
+        """Delete a pool; with `wait`, return once no node has the pool's labels and taints any more. Raises
+        PoolNotFound.
+        """
         pool = await self.get(name)
         await self._client.delete(POOLS, name, uid=pool.uid)
         said = ""
@@ -112,7 +118,7 @@ class ClusterPools:
             await self._clock.sleep(LOOK_SECONDS)
 
     async def _until_ready(self, name: str) -> GPUNodePool:
-        """Wait until all is as the spec says. Raises PoolRefused for what does not pass by waiting."""
+        """Wait until all is as the spec says. Raises PoolRefused for problems that waiting does not cure."""
         started, said = self._clock.monotonic(), ""
         while True:
             pool = await self.get(name)
@@ -134,7 +140,7 @@ class ClusterPools:
 
 
 def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As a merge patch leaves it: what is None goes, at every depth."""
+    """The object as a merge patch leaves it: keys that are None are removed, at every depth."""
     return {
         key: without_none(one) if isinstance(one, Mapping) else one
         for key, one in value.items()

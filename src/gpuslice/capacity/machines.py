@@ -1,4 +1,6 @@
-"""Who makes the machines of pools, where we are the ones who do: in a cluster in one process."""
+"""The protocol of what makes the machines of pools where gpuslice itself does so: in a cluster in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ class Machines(Protocol):
         ...
 
     async def stop(self, name: str) -> None:
-        """Remove a machine, whatever runs there. One that is not there is fine."""
+        """Remove a machine, whatever runs on it. A machine that is gone already is fine."""
         ...
 
     def needed(self, pods: Sequence[Pod], desired: DesiredPool, limit: int) -> Sequence[Sequence[Pod]]:
-        """The new machines of the pool, at most `limit`, that would take pods which wait: who on each."""
+        """The waiting pods that each new machine of the pool, at most `limit` of them, would take."""
         ...

@@ -1,7 +1,8 @@
-"""What a pool writes on its nodes, and how it is taken off again: labels, taints, cordon. Pure.
+"""Makes the patches by which a pool writes labels, taints and cordons on its nodes, and removes them again.
+Pure.
 
-What was put on is recorded in an annotation of the node, so that a label which somebody else set is never
-removed, and one that the pool no longer wants is.
+What was written is recorded in an annotation of the node, so that a label which somebody else set is never
+removed, and a label that the pool no longer has is.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from gpuslice.kube.wire import Node, Taint, Wire
 
 
 class NodeRecord(Wire, frozen=True, gc=False):
-    """The annotation. `made`: the machine was made for the pool. `config`: how the GPUs were told to be
+    """The annotation. `made`: the machine was made for the pool. `config`: how the GPUs are to be
     partitioned.
 
-    `uid` is the pool's: another of the same name is another pool. `cordoned`: by us, so that it is ours to
-    undo.
+    `uid` is the pool's: a pool of the same name with another uid is another pool. `cordoned`: we cordoned the
+    node, so that it is ours to undo.
     """
 
     pool: str = ""
@@ -55,7 +56,7 @@ def labels_of(desired: DesiredPool, *, made: bool) -> dict[str, str]:
     if made:
         own |= {names.AKS_POOL: name, names.INSTANCE_TYPE: desired.spec.node_vm_size}
     if desired.spec.gpu_instance_profile is None and desired.spec.mig_strategy is not MigStrategy.NONE:
-        # Whoever partitions them, so they are counted.
+        # MIG devices are counted so, whoever partitions the GPUs.
         own[names.MIG_STRATEGY] = desired.spec.mig_strategy.value
     return {**desired.spec.labels, **own}
 
@@ -68,9 +69,9 @@ def mig_labels(config: str, strategy: str) -> dict[str, str]:
 def node_patch(
     node: Node, desired: DesiredPool, *, cordon: bool, tell: tuple[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """The patch that makes a node look as its pool wants, None if it does.
+    """The patch that makes a node as its pool says, None if it is so already.
 
-    `tell`: the configuration and the strategy of MIG that it is to have from now on.
+    `tell`: the MIG configuration and the strategy that the node is to have from now on.
     """
     record = read_record(node)
     labels = labels_of(desired, made=record.made)
@@ -85,7 +86,7 @@ def node_patch(
         config = tell[0]
         changes |= mig_labels(*tell)
         if node.labels.get(names.MIG_CONFIG) != config:
-            # The state of before must not be taken for the answer.
+            # The former state must not be mistaken for the new one's.
             changes[names.MIG_CONFIG_STATE] = MigState.PENDING
             annotations[names.MIG_CONFIG_REASON] = None
     taints = tuple(str(taint) for taint in desired.spec.taints)
@@ -106,7 +107,7 @@ def node_patch(
 
 
 def release_patch(node: Node) -> dict[str, Any]:
-    """The patch that takes off what a pool put on; how the GPUs are partitioned stays as it is."""
+    """The patch that removes what a pool wrote; the partitioning of the GPUs stays as it is."""
     record = read_record(node)
     changes: dict[str, str | None] = {key: None for key in record.labels if key in node.labels}
     patch = _patch(
@@ -167,7 +168,7 @@ def _cordon(node: Node, record: NodeRecord, cordon: bool) -> bool | None:
 
 
 def _taints(node: Node, old: tuple[str, ...], new: tuple[str, ...]) -> list[dict[str, str]] | None:
-    """The node's taints with ours in the place of those that were; None if that is no change."""
+    """The node's taints with our new ones in place of our former ones; None if nothing changes."""
     there = node.spec.taints or ()
     kept = [taint for taint in there if _text(taint) not in old or _text(taint) in new]
     missing = [_read(text) for text in new if text not in {_text(taint) for taint in there}]

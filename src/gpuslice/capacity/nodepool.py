@@ -1,4 +1,4 @@
-"""The resource GPUNodePool: what is written about a pool, and what it means.
+"""The resource GPUNodePool: its fields as they are written, and what they mean.
 
 The fields are those of an agent pool in Azure's API (vmSize, count, gpuInstanceProfile, minCount and so on),
 so that a request body written for AKS reads the same here.
@@ -42,10 +42,10 @@ DEFINITION: Final = Path(__file__).parent / "gpunodepools.yaml"
 """The CustomResourceDefinition; deploy/helm/gpuslice/crds has the same."""
 IDLE_SECONDS: Final = 60
 DEFAULT_COUNT: Final = 3
-"""az's."""
+"""The default of az."""
 READY: Final = "Ready"
 SCALING: Final = "Scaling"
-"""Types of conditions: all is as the spec says; the number of nodes is ours to choose."""
+"""Types of conditions: everything is as the spec says; the controller chooses the number of nodes."""
 
 _LABEL_NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY: Final = re.compile(rf"(?:[a-z0-9](?:[-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}")
@@ -81,7 +81,7 @@ class Condition(Wire, frozen=True, gc=False):
 
 
 class PoolStatus(Wire, frozen=True, gc=False, omit_defaults=False):
-    """`partitioned_nodes`: on how many nodes the GPUs are as the profile says."""
+    """`partitioned_nodes`: the number of nodes whose GPUs are partitioned as the profile says."""
 
     observed_generation: int = 0
     nodes: int = 0
@@ -107,7 +107,7 @@ class GPUNodePool(KubeObject, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class DesiredPool:
-    """What a resource means. `size` and `partitioning` are None if it does not say.
+    """What a resource means. `size` and `partitioning` are None if the resource does not give them.
 
     `selector`: the pool is the nodes with these labels; None: machines are made for it, where that can be.
     """
@@ -141,7 +141,7 @@ def read_pool(pool: GPUNodePool) -> DesiredPool:
 
 
 def read_fields(name: str, fields: PoolFields) -> DesiredPool:
-    """The same of a spec alone. Raises InputError naming the field."""
+    """The same from a spec alone. Raises InputError naming the field."""
     if not fields.vm_size and not fields.selector:
         raise InputError("say which machines: a VM size, or a selector of existing nodes", field="vmSize")
     size = find_size(fields.vm_size) if fields.vm_size else None
@@ -223,7 +223,7 @@ def _profile(text: str | None) -> GpuInstanceProfile | None:
 
 
 def _policy(text: str | None, labels: Mapping[str, str]) -> MigPolicy:
-    """By its own field, or by the label that it gives the nodes."""
+    """The policy from its own field, or from the label that the pool gives its nodes."""
     try:
         policy = MigPolicy.of({names.MIG_POLICY: text} if text is not None else labels)
     except InputError as error:

@@ -1,6 +1,6 @@
-"""What is to be done for a pool now: from its nodes as they are to sequences of actions. Pure.
+"""Plans what is to be done for a pool now, as sequences of actions, from its nodes as they are. Pure.
 
-Nothing is remembered between two plans: what was begun shows on the nodes (labels, cordons). A pod is ended
+Nothing is remembered between two plans: work in progress shows on the nodes (labels, cordons). A pod is ended
 only where the number of nodes was lowered or the pool deleted, and then by eviction, which disruption budgets
 can delay; never for repartitioning a GPU.
 """
@@ -49,10 +49,11 @@ Steps = list[list[Action]]
 
 @dataclass(frozen=True, slots=True)
 class PoolPicture:
-    """A pool as it is. `nodes` are its own, `objects` their Nodes, `pods` what would be lost with each.
+    """A pool as it is. `nodes` are its own, `objects` their Nodes, `pods` the pods that would be lost with
+    each.
 
-    `needed`: new nodes that would take pods which wait. `taken`: names that no new node can have. `running`:
-    the nodes whose machines were made; None where machines are not ours to make. `now`: RFC 3339.
+    `needed`: new nodes that would take waiting pods. `taken`: names that no new node can have. `running`: the
+    nodes whose machines were made; None where we make no machines. `now`: RFC 3339.
     """
 
     pool: GPUNodePool
@@ -67,7 +68,7 @@ class PoolPicture:
 
 
 def refuse(pool: GPUNodePool, why: str, now: str) -> Steps:
-    """Nothing is done for a pool that cannot be followed, and it says why."""
+    """The actions for a pool whose spec cannot be followed: only its status, which says why."""
     said = {READY: Content(False, "Invalid", why)}
     return [[Record(pool, "Warning", "Invalid", why)], _status(pool, None, said, now)]
 
@@ -102,7 +103,9 @@ def plan_pool(picture: PoolPicture) -> Steps:
 
 
 def plan_leaving(node: Node, pods: Sequence[Pod], *, makes: bool) -> Steps:
-    """A node whose pool is gone, or that has left it: take off what the pool put on; a made one goes."""
+    """Plan for a node whose pool is gone, or that has left it: remove what the pool wrote; a machine made for
+    the pool goes.
+    """
     if not read_record(node).made or not makes:
         return [[Patch(Node, node.name, release_patch(node))]]
     if not node.spec.unschedulable:
@@ -121,12 +124,12 @@ def _size(picture: PoolPicture) -> Size:
 
 
 def has_begun(pool: GPUNodePool) -> bool:
-    """True once the pool had its first nodes: it then may have none any more."""
+    """True once the pool has had its first nodes: from then on it may have none."""
     return pool.condition(SCALING) is not None
 
 
 def _machines(picture: PoolPicture, size: Size, running: Collection[str]) -> Steps:
-    """Make what is missing, and let go what is too much."""
+    """Make the machines that are missing, and remove those that are too many."""
     pool, desired, steps = picture.pool, picture.desired, Steps()
     for name in next_names(pool.name, size.add, {*picture.taken}):
         made = f"made node {name} ({desired.spec.node_vm_size})"
@@ -152,7 +155,7 @@ def _machines(picture: PoolPicture, size: Size, running: Collection[str]) -> Ste
 
 
 def _evictions(pods: Sequence[Pod]) -> Steps:
-    """One by one: what a disruption budget delays holds up no other."""
+    """Each pod in a sequence of its own: an eviction that a disruption budget delays holds up no other."""
     return [
         [Evict(pod.namespace, pod.name, pod.uid)] for pod in pods if pod.metadata.deletion_timestamp is None
     ]

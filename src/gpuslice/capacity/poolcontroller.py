@@ -1,4 +1,4 @@
-"""Brings the nodes of every GPUNodePool to what it says: their number, labels, taints, and how GPUs are
+"""Makes the nodes of every GPUNodePool as it says: their number, labels, taints, and how their GPUs are
 partitioned.
 
 Level-triggered: each round looks at what is there, plans (`poolactions`) and takes the next steps.
@@ -42,14 +42,14 @@ from gpuslice.kube.wire import Pod
 
 COMPONENT: Final = "gpuslice-node-pools"
 PAUSE_SECONDS: Final = 0.1
-"""Changes within this time are looked at together."""
+"""Changes within this time are handled together."""
 LOOK_SECONDS: Final = 1.0
-"""How often to look without a change: cordons age, nodes become idle, disruption budgets allow what they did
-not. A look that finds nothing to do asks the API server nothing."""
+"""How often to look without a change: cordons age, nodes become idle, disruption budgets begin to allow
+evictions. A round that finds nothing to do sends no request to the API server."""
 
 
 class NodePoolController:
-    """`machines`: who makes machines; None where that is not ours (a cloud does, or people)."""
+    """`machines` makes machines; None where a cloud or people do."""
 
     def __init__(
         self,
@@ -124,15 +124,17 @@ class NodePoolController:
                 self._changed.set()  # somebody was faster: look again
 
     def _plan(self, pool: GPUNodePool, waiting: list[Pod]) -> Steps:
-        """What is to be done for a pool. Of the pods that wait those stay that others have to take."""
+        """Plan one pool. The waiting pods that its new nodes would take are removed from those left for other
+        pools.
+        """
         now = rfc3339(self._clock.now_ns())
         try:
             return plan_pool(self._look(pool, waiting, now))
-        except Exception as error:  # one pool that nobody foresaw must not hold up the others
+        except Exception as error:  # an unforeseen error with one pool must not hold up the other pools
             return refuse(pool, reason(error), now)
 
     def _look(self, pool: GPUNodePool, waiting: list[Pod], now: str) -> PoolPicture:
-        """A pool as it is. Raises InputError if it cannot be followed."""
+        """The pool as it is. Raises InputError if its spec cannot be followed."""
         desired = read_pool(pool)
         nodes = self._observe(desired)
         running = None if self._machines is None else self._machines.running()
@@ -149,7 +151,9 @@ class NodePoolController:
         )
 
     def _observe(self, desired: DesiredPool) -> list[PoolNode]:
-        """The pool's nodes. Raises InputError for what cannot be: GPUs, or machines made of another size."""
+        """The pool's nodes. Raises InputError for an impossible spec: for these GPUs, or for machines of
+        another size.
+        """
         own = members(self._cluster.nodes(), desired, makes=self._machines is not None)
         for node in own:
             there = node.labels.get(names.INSTANCE_TYPE, "")
@@ -163,7 +167,9 @@ class NodePoolController:
     def _needed(
         self, pool: GPUNodePool, desired: DesiredPool, nodes: list[PoolNode], waiting: list[Pod]
     ) -> int:
-        """New nodes of the pool that would take pods which wait; other pools need not take them, too."""
+        """New nodes of the pool that would take waiting pods; other pools then need not take the same
+        pods.
+        """
         high = desired.spec.max_count
         if self._machines is None or high is None or desired.selector is not None:
             return 0
@@ -185,7 +191,7 @@ class NodePoolController:
                 if members([node], read_pool(pool), makes=makes):
                     return []
             except Exception:
-                return []  # what it says cannot be read: its nodes stay as they are
+                return []  # its spec cannot be read: its nodes stay as they are
         return plan_leaving(node, self._observer.pods_on(name), makes=makes)
 
     # --- actions of our own -----------------------------------------------------------------------

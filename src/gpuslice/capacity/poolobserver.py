@@ -1,4 +1,4 @@
-"""How a pool's nodes are: what the cluster shows of them, and since when."""
+"""Observes a pool's nodes: what the cluster shows of them, and since when."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuslice.errors import InputError
 from gpuslice.kube.wire import Node, Pod
 
 ARRIVAL_SECONDS: Final = 10.0
-"""A pod that still waits so long after it was bound has its devices, and waits for something else."""
+"""A pod that has not started this long after its bind has its devices, and waits for something else."""
 
 
 class PoolObserver:
@@ -72,7 +72,7 @@ class PoolObserver:
         return [pod for pod in pods if pod is not None]
 
     def _arriving(self, node: str) -> int:
-        """Pods that were bound to the node just now, and may not have been given their devices yet."""
+        """Pods that were bound to the node a moment ago, and may not have been given their devices yet."""
         late = self._clock.monotonic() - ARRIVAL_SECONDS
         return sum(
             pod.status.phase in ("", "Pending") and self._bound_at[pod.uid] > late
@@ -90,7 +90,8 @@ class PoolObserver:
         if desired.spec.gpu_instance_profile is not None:
             wanted = self._config(node, desired)
         elif record.config:
-            # With no profile any more the GPUs become whole; of whole ones every strategy says the same.
+            # If the profile was removed the GPUs become whole, and whole GPUs are the same under every
+            # strategy.
             wanted, wanted_strategy = DISABLED, strategy or MigStrategy.SINGLE.value
         state, now = node.labels.get(names.MIG_CONFIG_STATE, ""), self._clock.monotonic()
         in_step = view is not None and available <= view.allocatable_devices <= len(gpus)
@@ -131,10 +132,10 @@ class PoolObserver:
 
 
 def members(nodes: Iterable[Node], desired: DesiredPool, *, makes: bool) -> list[Node]:
-    """Those of the nodes that are a pool's. A node is in one pool only.
+    """Those of the nodes that belong to a pool. A node is in one pool only.
 
-    `makes`: the machines of pools without a selector are ours to make. Where they are not, the pool is the
-    nodes that say so, as AKS's do.
+    `makes`: we make the machines of pools without a selector. Where we do not, the pool consists of the nodes
+    that name it in a label, as AKS's do.
     """
     name = desired.spec.name
     found = []
@@ -163,7 +164,7 @@ def _model(node: Node) -> GpuModel:
 
 
 def _is_cut(gpus: Iterable[GpuView], wanted: str) -> bool:
-    """True if what an agent of ours offers is what this configuration makes of a GPU."""
+    """True if what our agent offers on the node is what this configuration makes of a GPU."""
     if not wanted:
         return True
     profile = wanted.removeprefix("all-")

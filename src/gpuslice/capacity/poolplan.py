@@ -1,6 +1,6 @@
-"""What is to be done about a pool's nodes: from how they are to the next steps. Pure, and safe to ask again.
+"""Decides the next steps for a pool's nodes from their present state. Pure, and safe to repeat.
 
-Nothing is remembered between two looks: what was begun shows on the nodes (labels, cordons).
+Nothing is remembered between two plans: work in progress shows on the nodes (labels, cordons).
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Final
 from gpuslice.devices.migstate import MigState
 
 CLOSED_SECONDS: Final = 1.0
-"""How long a cordon has to stand before what is bound is known: a scheduler may have decided just before."""
+"""How long a cordon must have existed before all bound pods are known: a scheduler may have decided just
+before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolNode:
     """A node of a pool as it is.
 
-    `ready`: its GPUs are offered. `wanted`: the configuration of MIG that it is to have, "" if that is not
-    said, and `wanted_strategy`; `config`, `strategy`, `state` and `reason` are what it has by its labels and
-    annotation; `partitioned`: it has MIG devices. `answered`: what has to go is given to nobody any more, and
+    `ready`: its GPUs are offered. `wanted`: the desired MIG configuration, "" if the pool does not give one,
+    and `wanted_strategy`; `config`, `strategy`, `state` and `reason` are what its labels and annotation say;
+    `partitioned`: it has MIG devices. `answered`: devices that have to go are given to nobody any more, and
     the scheduler knows. `holders`: pods that hold GPUs here. `arriving`: pods that were bound just now.
     `pods`: those that would be lost with the machine. `cordoned`: it gets no new pods, since `closed_s`
-    seconds; `closed`: that was our doing. `idle_s`: how long it had no pods.
+    seconds; `closed`: we cordoned it. `idle_s`: how long it had no pods.
     """
 
     name: str
@@ -47,30 +48,32 @@ class PoolNode:
 
     @property
     def told(self) -> bool:
-        """Its labels say what is wanted."""
+        """True if its labels already have the desired configuration."""
         return not self.wanted or (self.config, self.strategy) == (self.wanted, self.wanted_strategy)
 
     @property
     def renames(self) -> bool:
-        """What pods hold here would get another name."""
+        """True if devices that pods hold here would get another name."""
         return self.partitioned and self.strategy != self.wanted_strategy
 
     @property
     def has_to_wait(self) -> bool:
-        """It is not to be told before its holders have ended."""
+        """True if its labels must not change before its holders have ended."""
         return self.renames and self.holders > 0
 
     @property
     def can_be_told(self) -> bool:
-        """Nobody is on the way to a device that has to go: a pod that is bound to one would be rejected."""
+        """True if no pod is on its way to a device that has to go: a pod that is bound to one would be
+        rejected.
+        """
         return self.cordoned and self.closed_s >= CLOSED_SECONDS and not (self.arriving or self.has_to_wait)
 
 
 @dataclass(frozen=True, slots=True)
 class Repartition:
-    """`tell`: nodes that are to be told now how their GPUs are to be. `close`: nodes that get no new pods for
-    the time being. `done`: nodes that are as they should be. `waits`: a sentence about what is not done, ""
-    if all is; `failed`: it will not come right by itself.
+    """`tell`: nodes whose labels are to be changed now. `close`: nodes that get no new pods for the time
+    being. `done`: nodes that are as they should be. `waits`: a sentence about what is not done, "" if all is
+    done; `failed`: waiting will not cure it.
     """
 
     tell: tuple[str, ...] = ()
@@ -85,9 +88,9 @@ def plan_repartition(nodes: Sequence[PoolNode]) -> Repartition:
 
     A node gets no new pods until its agent has closed what has to go: a pod that is bound to a device which
     goes at that moment would be rejected. Then the agent partitions each GPU as soon as nothing that has to
-    go is in use, and other pods may come. A node that waits for pods to end does not hold up those that are
-    free, but others with holders. Counting MIG devices in another way renames what pods hold: a node that has
-    some must be without holders for it.
+    go is in use, and other pods may come. A node that waits for pods to end does not hold up nodes without
+    holders, only other nodes with holders. Another strategy renames the MIG devices that pods hold: a node
+    with MIG devices must be without holders for it.
     """
     wrong = [node for node in nodes if not node.told]
     told = [node for node in nodes if node.told and node.wanted]
@@ -116,14 +119,14 @@ def plan_repartition(nodes: Sequence[PoolNode]) -> Repartition:
 
 
 def _is_at_work(partitioning: Sequence[PoolNode]) -> bool:
-    """True if a node is being partitioned at this moment, and does not only wait for pods."""
+    """True if a node is being partitioned at this moment and is not just waiting for pods."""
     return any(not node.holders for node in partitioning)
 
 
 def _chosen(wrong: Sequence[PoolNode], partitioning: Sequence[PoolNode]) -> list[PoolNode]:
-    """Those that are next: the ones closed already, and another one if it need not wait for them.
+    """The nodes that are next: those closed already, and another one if it need not wait for them.
 
-    Of nodes with holders there is one at most, under way or next.
+    At most one node with holders is under way or next.
     """
     closed = sorted(
         (node for node in wrong if node.closed), key=lambda node: (not node.has_to_wait, node.name)
@@ -142,8 +145,8 @@ def _chosen(wrong: Sequence[PoolNode], partitioning: Sequence[PoolNode]) -> list
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`add`: how many machines are missing. `retire`: nodes that are to go, and get no pods any more; those
-    in `evict` have pods, which have to move. `remove`: machines that can go now.
+    """`add`: how many machines are missing. `retire`: nodes that are to go, and get no new pods; those in
+    `evict` have pods, which have to move. `remove`: machines that can be removed now.
     """
 
     add: int = 0
@@ -161,9 +164,9 @@ def plan_count(nodes: Sequence[PoolNode], count: int) -> Size:
 
 
 def plan_range(nodes: Sequence[PoolNode], low: int, high: int, *, needed: int, idle_s: float) -> Size:
-    """Autoscaling: `needed` nodes that are not ready yet would take the pods that wait.
+    """Autoscaling: `needed` nodes that are not ready yet would take the waiting pods.
 
-    A node that had no pods for `idle_s` seconds goes, unless some wait. Never below `low` nor above `high`;
+    A node that had no pods for `idle_s` seconds goes, unless pods wait. Never below `low` nor above `high`;
     only a lowered `high` evicts pods.
     """
     if len(nodes) > high:
@@ -177,7 +180,9 @@ def plan_range(nodes: Sequence[PoolNode], low: int, high: int, *, needed: int, i
 
 
 def _worth(node: PoolNode) -> tuple[object, ...]:
-    """The nodes that are missed the least come first; those that were chosen before stay chosen."""
+    """The sort key for removal: the least useful nodes come first; nodes that were chosen before stay
+    chosen.
+    """
     return not node.cordoned, node.ready, node.pods, -len(node.name), _backwards(node.name)
 
 

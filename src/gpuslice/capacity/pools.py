@@ -1,4 +1,4 @@
-"""Node pools as values, and what a cloud has to be able to do for them.
+"""Node pools as values, and the protocol of a cloud that has them.
 
 A pool is a number of equal machines whose GPUs are partitioned alike. The words are those of AKS (`az aks
 nodepool`).
@@ -25,9 +25,7 @@ TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
 class GpuInstanceProfile(StrEnum):
-    """How every GPU of a pool is partitioned: as many instances of so many compute slices as there is room
-    for.
-    """
+    """How every GPU of a pool is partitioned: as many instances with this number of compute slices as fit."""
 
     MIG1G = "MIG1g"
     MIG2G = "MIG2g"
@@ -56,10 +54,10 @@ class PoolTaint:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """A pool as it is wanted.
+    """The desired pool.
 
     `count` is the number of nodes; with autoscaling (`min_count` and `max_count`, both or neither) the number
-    to begin with. `mig_strategy` is how the agents count MIG devices; a cloud need not know of it.
+    to begin with. `mig_strategy` is how the agents count MIG devices; a cloud need not support it.
     """
 
     name: str
@@ -83,8 +81,8 @@ class ProvidedPool:
     """A pool as the cloud has it. `spec.count` is the number of nodes now.
 
     `state` is the cloud's own word ("Creating", "Updating", "Succeeded", "Failed", "Deleting"); `settled` is
-    true when nothing is under way any more, whether that went well or not; `reason` is why it did not, a
-    sentence.
+    true when nothing is under way any more, whether that went well or not; `reason` is a sentence that says
+    why it failed.
     """
 
     spec: PoolSpec
@@ -111,8 +109,8 @@ class PoolProvider(Protocol):
     Every method raises `errors.Unavailable` if the cloud cannot be reached or is too busy (ask again later),
     and PoolRefused, with one sentence that says what is not possible and the remedy, for anything else that
     stands in the way (rights, quota, a machine type that the region does not have); nothing has changed then.
-    `create`, `update` and `delete` return as soon as the cloud has accepted the wish; `get` says how far it
-    is.
+    `create`, `update` and `delete` return as soon as the cloud has accepted the request; `get` shows the
+    progress.
     """
 
     async def list(self) -> Sequence[ProvidedPool]:
@@ -130,8 +128,9 @@ class PoolProvider(Protocol):
     async def update(self, spec: PoolSpec) -> None:
         """Bring the pool's count, autoscaling, labels, taints and its GPUs' partitioning to what `spec` says.
 
-        GPUs are repartitioned by the nodes' own agents, which the cloud tells how. Raises PoolNotFound; and
-        PoolRefused for what the cloud never changes: the VM size, a profile that the cloud itself applied.
+        GPUs are repartitioned by the nodes' own agents, as the labels say that the cloud gives the nodes.
+        Raises PoolNotFound; and PoolRefused for what the cloud never changes: the VM size, a profile that the
+        cloud itself applied.
         """
         ...
 
@@ -141,7 +140,7 @@ class PoolProvider(Protocol):
 
 
 def check_name(name: str, *, field: str = "name") -> str:
-    """The name itself. Raises InputError if AKS would not take it."""
+    """Returns the name. Raises InputError if AKS would not accept it."""
     if not NAME.fullmatch(name):
         plain = re.sub(r"[^a-z0-9]", "", name.lower()).lstrip("0123456789")[:12]
         raise InputError(

@@ -1,4 +1,4 @@
-"""What a pool's status says: counts and two conditions. Pure."""
+"""Computes a pool's status: counts and two conditions. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuslice.capacity.poolplan import PoolNode, Repartition, Size
 from gpuslice.devices.migstate import MigState
 
 LONGEST: Final = 1000
-"""Characters of a condition's message, which may list what others wrote."""
+"""The most characters of a condition's message, which may contain text that others wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Content:
 def readiness(
     desired: DesiredPool, nodes: Sequence[PoolNode], size: Size, repartition: Repartition
 ) -> Content:
-    """The condition Ready: is everything as the spec says, and if not, what is being waited for?"""
+    """The condition Ready: whether everything is as the spec says, and if not, what is being waited for."""
     if repartition.failed:
         return Content(False, "PartitioningFailed", repartition.waits)
     unready = [node.name for node in nodes if not node.ready]
@@ -51,7 +51,7 @@ def readiness(
 
 
 def scaling(desired: DesiredPool, *, makes: bool) -> Content:
-    """The condition Scaling: is the number of nodes ours to choose?"""
+    """The condition Scaling: whether the controller chooses the number of nodes."""
     if makes and desired.selector is None:
         low, high = desired.spec.min_count, desired.spec.max_count
         if high is None:
@@ -71,7 +71,8 @@ def scaling(desired: DesiredPool, *, makes: bool) -> Content:
 def status_of(
     pool: GPUNodePool, nodes: Sequence[PoolNode] | None, said: Mapping[str, Content], *, now: str
 ) -> PoolStatus | None:
-    """The status to write; None if the pool has it already. A condition's time is that of its last flip.
+    """The status to write; None if the pool has it already. A condition's time is that of its last
+    transition.
 
     `nodes` None: the counts stay as they are.
     """

@@ -1,7 +1,7 @@
 """The machines that cloud VM sizes stand for, and how their GPUs can be partitioned. Data, and pure.
 
 Source: Azure's documentation of GPU-accelerated VM sizes (NC, ND and NV series). Sizes that hold a part of a
-GPU (NVads A10 below 36 vCPU) or GPUs of others than NVIDIA are not among them.
+GPU (NVads A10 below 36 vCPU) or GPUs of other makers than NVIDIA are not included.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def find_size(name: str, *, field: str = "vmSize") -> VmSize:
 def partitioning_of(
     model: GpuModel, profile: GpuInstanceProfile, *, field: str = "gpuInstanceProfile"
 ) -> Partitioning:
-    """How a GPU of that model is partitioned by an AKS profile: as many as fit of the plainest instances so
-    large.
+    """How an AKS profile partitions a GPU of that model: as many as fit of the plainest instances of that
+    size.
 
     MIG1g on an A100 with 40 GB is seven times 1g.5gb. Raises InputError if the model has no such instances.
     """

@@ -1,4 +1,4 @@
-"""The one engine: does it fit, where is it best, which GPU. Pure.
+"""The one placement engine: whether a pod fits, where best, and on which GPU. Pure.
 
-Extender, scheduler, agent, inspect and explain all ask here; no rule of placement is written anywhere else.
+Extender, scheduler, agent, inspect and explain all call it; no rule of placement is written anywhere else.
 """

@@ -1,7 +1,7 @@
 """The facts about all GPUs of the cluster as arrays: a column per fact, declared once.
 
-A declaration says all there is to say of a column. How it is allocated, grown, emptied and filled from a
-node, and whether it tells nodes apart that look alike otherwise, follows from it and is written nowhere else.
+The declaration of a column is complete: how it is allocated, grown, emptied and filled from a node, and
+whether it distinguishes nodes that are alike otherwise, follows from it and is written nowhere else.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Per(Enum):
 class Column(Generic[Scalar]):
     """One declared column; on an instance of its table it is the array.
 
-    `fill`: its values for a node that is set; without it they are `empty` then. `tells_apart`: what the exact
-    search says of a node may depend on it. Only what the search is not told may leave that out.
+    `fill`: its values for a node that is set; without it they are `empty` then. `tells_apart`: the exact
+    search's answer for a node may depend on it. Only columns that the search does not get may leave that out.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Column(Generic[Scalar]):
     @overload
     def __get__(self, table: object, owner: type) -> npt.NDArray[Scalar]: ...
     def __get__(self, table: object, owner: type) -> Column[Scalar] | npt.NDArray[Scalar]:
-        # An instance has the array under the same name, which Python finds before it asks here.
+        # An instance has the array under the same name, which Python finds before it looks here.
         if table is None:
             return self
         raise AttributeError(self.name)
@@ -88,11 +88,13 @@ class Table:
 
     @property
     def slots(self) -> int:
-        """GPUs of one node for which there is room."""
+        """The number of GPUs per node that the arrays can hold."""
         return self._sizes[Per.GPU]
 
     def reserve(self, *, rows: int, slots: int, kinds: int) -> None:
-        """Make room for so many; what is there stays. Rows and kinds double, so that growing is rare."""
+        """Grow the arrays to these sizes; their content stays. Rows and kinds double, so that growing is
+        rare.
+        """
         wanted = {Per.NODE: rows, Per.GPU: slots, Per.KIND: kinds}
         short = {per: number for per, number in wanted.items() if number > self._sizes[per]}
         if not short:
@@ -120,7 +122,9 @@ class Table:
             self.__dict__[column.name][..., row] = column.empty
 
     def keys(self, rows: npt.NDArray[np.signedinteger[Any]], slots: int) -> list[bytes]:
-        """For each of these rows, whose GPUs are in the first `slots`, what tells it from the others."""
+        """For each of these rows, whose GPUs are in the first `slots`, what distinguishes it from the other
+        rows.
+        """
         parts = []
         for column in self.columns:
             if column.tells_apart:
@@ -140,7 +144,7 @@ class FleetTable(Table):
     """The columns of `placement.fleet`. Memory in MiB."""
 
     total = Column(Per.GPU, np.int32, lambda node, _: [gpu.memory_mib for gpu in node.gpus])
-    # What pods claim is summed up in 64 bits: a hand-made pod may claim more than 32 can say. `free` tells.
+    # Sums of what pods claim have 64 bits: a hand-made pod may claim more than fits into 32. Used by `free`.
     used = Column(Per.GPU, np.int64, tells_apart=False)
     free = Column(Per.GPU, np.int32)
     holders = Column(Per.GPU, np.int32)
@@ -150,19 +154,19 @@ class FleetTable(Table):
     well = Column(Per.GPU, np.bool_, lambda node, _: [not gpu.availability.sick for gpu in node.gpus])
     shareable = Column(Per.GPU, np.bool_, lambda node, _: [gpu.shareable for gpu in node.gpus])
     kind = Column(Per.GPU, np.int16, lambda node, kinds: [kinds[gpu.resource] for gpu in node.gpus])
-    # Of a replica that minds what its container holds besides: the number of its device on the node, from 1;
-    # negative where it is to be alone. 0: it does not mind.
+    # For replicas under a rule about what else their container may hold: the number of the device on the
+    # node, from 1; negative if the replica must be alone. 0: no rule.
     replica_rule = Column(Per.GPU, np.int16, lambda node, _: _replica_rule(node))
 
     unit = Column(Per.NODE, np.int32, lambda node, _: node.unit.mib, empty=1)
     # All shares of a pod must be on one GPU.
     lone = Column(Per.NODE, np.bool_, lambda node, _: any(gpu.lone for gpu in node.gpus))
 
-    # What the node's plugin has to hand out is compared for every node, whatever the search says.
+    # What the node's plugin has to give out is compared for every node, whatever the search says.
     units_left = Column(Per.NODE, np.int64, tells_apart=False)
     whole_left = Column(Per.KIND, np.int64, tells_apart=False)
 
-    # What the columns above say of a node in one number. Units of memory that its GPUs have in all; how many
+    # Summaries of the columns above, one number per node. Units of memory that its GPUs have in all; how many
     # GPUs it has; there are only GPUs, whose memory can be shared; a container can be given some sets of free
     # devices and others not.
     offers = Column(Per.NODE, np.int64, lambda node, _: sum(map(node.units_of, node.gpus)), tells_apart=False)

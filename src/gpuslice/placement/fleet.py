@@ -1,9 +1,9 @@
 """The GPUs of the whole cluster as arrays: one row per node, one column per GPU slot.
 
-A question about 5,000 nodes is a handful of numpy operations on summaries that are kept up to date
-event by event, so a filter costs microseconds. Only pods whose containers might need different GPUs
-fall back to the exact search of `placement.node`, on the nodes that neither the summaries nor a glance at all
-of them (`placement.glance`) decide, and for all nodes together within a number of steps.
+A check of 5,000 nodes is a handful of numpy operations on summaries that are kept up to date event by event,
+so a filter costs microseconds. Only pods whose containers might need different GPUs fall back to the exact
+search of `placement.node`. It runs on the nodes that neither the summaries nor `placement.glance` decide,
+with one bound on its steps for all nodes together.
 
 Memory is int32 MiB and signed: an over-committed GPU shows a negative remainder instead of wrapping
 round to a huge one.
@@ -51,19 +51,19 @@ CODES: tuple[Code, ...] = (
     Code.UNDECIDED,
     Code.NEEDS_AGENT,
 )
-"""What the numbers in an array of codes mean; 0 is a yes."""
+"""What the numbers in an array of codes mean; 0 means that the node fits."""
 _NUMBER: dict[Reason, int] = {code: number for number, code in enumerate(CODES)}
 NO_NODE = 0
 """The row that stands for every unknown name: always empty."""
 FEW = 16
-"""GPUs of the largest machines that there are, when they are neither partitioned nor replicated."""
+"""The number of GPUs in the largest existing machines, if they are neither partitioned nor replicated."""
 PASS_STEPS = 10 * STEPS
-"""Steps of the exact search for one pod on all nodes together, some 30 ms. Nodes for which none are left are
-said to be undecided: the pod waits, unless another node takes it."""
+"""Steps of the exact search for one pod on all nodes together, some 30 ms. Nodes for which no steps are left
+are undecided: the pod waits, unless another node takes it."""
 _MOST = 2**45
 """MiB that one pod can count with on one GPU: sums of them stay within int64, however many pods there are."""
 UNLIMITED = MAX_UNITS
-"""Allocatable of a node that states none: only the GPUs themselves limit it."""
+"""The allocatable amount of a node that publishes none: only the GPUs themselves limit it."""
 
 
 class Fleet:
@@ -98,8 +98,8 @@ class Fleet:
     ) -> None:
         """Add a node or replace its inventory. All charges on it are gone: charge its pods again.
 
-        `units` and `whole`: what the node's device plugin lets the kubelet hand out at the moment, whole
-        devices by resource (what it does not name: none). None: nothing but the devices limits it.
+        `units` and `whole`: what the node's device plugin lets the kubelet give out at the moment, whole
+        devices by resource (a resource that is missing counts as 0). None: only the devices limit it.
         """
         table = self._table
         kinds = [self._kinds.setdefault(resource, len(self._kinds)) for resource in gpus.resources]
@@ -182,7 +182,7 @@ class Fleet:
         return np.fromiter((get(name, NO_NODE) for name in nodes), dtype=np.int32, count=len(nodes))
 
     def codes(self, request: PodRequest) -> Codes:
-        """For every row the index into `CODES` of what the node says to the request."""
+        """For every row the node's answer to the request, as an index into `CODES`."""
         table = self._table
         end = len(self._names)
         units, whole = request.units, request.devices
@@ -216,7 +216,7 @@ class Fleet:
         return codes
 
     def verdict(self, request: PodRequest, node: str, policy: Policy = BINPACK) -> Verdict:
-        """What one node says, with its numbers."""
+        """The verdict of one node, with its numbers."""
         outcome = self.place(request, node, policy)
         return outcome if isinstance(outcome, Verdict) else FITS
 
@@ -248,7 +248,7 @@ class Fleet:
         table = self._table
         scores: Scores = np.zeros(len(rows), np.int64)
         few = table.gpu_count[rows] <= FEW
-        # One node with hundreds of replicas must not make all others as dear.
+        # One node with hundreds of replicas must not make all other nodes as expensive.
         for some, slots in ((few, FEW), (~few, table.slots)):
             if some.any():
                 scores[some] = policy.score(self._nodes(request, rows[some], min(slots, table.slots)))
@@ -256,12 +256,13 @@ class Fleet:
 
     # --- inside -----------------------------------------------------------------------------------
     def _nodes(self, request: PodRequest, rows: Rows, slots: int) -> Nodes:
-        """What a policy sees of these rows."""
+        """The view of these rows that a policy gets."""
         table = self._table
         usable = table.open_to_shares(slots, rows)
         untouched = np.zeros(len(rows), np.int64)
         if request.whole:
-            # Beside its like: whole GPUs among GPUs, devices of a profile among those of that profile.
+            # Compared with its own kind: whole GPUs among GPUs, devices of a profile among those of that
+            # profile.
             kinds = [self._kinds.get(resource, -1) for resource in request.devices]
             usable = table.available[:slots, rows] & np.isin(table.kind[:slots, rows], kinds)
             for resource in request.devices:
@@ -303,13 +304,15 @@ class Fleet:
         refuse(~fits, Code.INSUFFICIENT)
 
     def _settle_apart(self, request: PodRequest, codes: Codes) -> None:
-        """Replicas of different devices: their number is no answer where a container asks for several."""
+        """Settle replicas of different devices: their number does not decide where a container asks for
+        several.
+        """
         unsure = self._table.minds[: len(codes)]
         if unsure.any():
             self._ask(PodRequest(tuple(c for c in request.containers if c.whole)), codes, unsure)
 
     def _settle_exactly(self, request: PodRequest, codes: Codes) -> None:
-        """Ask the exact search about the nodes that the summaries let through without being sure."""
+        """Run the exact search on the nodes that the summaries let through without being sure."""
         unsure = codes == 0
         if not request.whole and _together(request):
             unsure &= self._table.max_units[: len(codes)] < request.units
@@ -318,7 +321,7 @@ class Fleet:
         self._ask(request, codes, unsure)
 
     def _glance(self, request: PodRequest, codes: Codes, unsure: npt.NDArray[np.bool_]) -> None:
-        """Decide about nodes without the exact search where it would not have to turn back."""
+        """Decide about nodes without the exact search where the search would not have to backtrack."""
         table = self._table
         rows = np.flatnonzero(unsure)
         # Nodes with hundreds of replicas under a rule: they must not make all others as dear.
@@ -344,9 +347,10 @@ class Fleet:
     def _take_whole(
         self, request: PodRequest, rows: Rows, free: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.bool_]:
-        """Take what the pod has whole out of `free`, where it is plain which GPUs `placement.whole` takes.
+        """Take the pod's whole GPUs out of `free` on the nodes where it is clear which ones `placement.whole`
+        takes.
 
-        Returns where that is so.
+        Returns which nodes those are.
         """
         if not request.whole:
             return np.ones(len(rows), np.bool_)
@@ -355,9 +359,9 @@ class Fleet:
         return self._table.take_smallest(request.whole, rows, free)
 
     def _ask(self, request: PodRequest, codes: Codes, unsure: npt.NDArray[np.bool_]) -> None:
-        """The exact search. Nodes that look alike are asked once: equal machines have few states.
+        """Run the exact search. Nodes that are alike are searched once: equal machines have few states.
 
-        Those with the most room first, since there may be more than there are steps for.
+        Nodes with the most free memory come first, since there may be more nodes than steps.
         """
         table = self._table
         rows = np.flatnonzero((codes == 0) & unsure)

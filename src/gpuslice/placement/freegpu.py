@@ -1,4 +1,4 @@
-"""A GPU and what is free of it: the value that every question of the engine is asked about."""
+"""A GPU and what is free of it: the value that the engine works on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The beginning of `placement.search` for many nodes at once: what it finds without turning back.
+"""Runs the beginning of `placement.search` for many nodes at once: all that it finds without backtracking.
 
-The favourite way down and the first bounds are a few numpy operations per leg for all nodes of a cluster, and
-say of nearly every node what the search would say of it; only about the others it must be asked.
+The search's first path and its first bounds are a few numpy operations per leg for all nodes of a cluster,
+and give the search's answer for nearly every node; only the remaining nodes must be searched.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NOWHERE: Final = np.int32(2**31 - 1)
 
 
 def straight_down(legs: Sequence[Leg], free: Free) -> Mask:
-    """Which nodes take the legs, in this order, each on the tightest GPUs that have the room.
+    """Which nodes take the legs, in this order, each on the tightest GPUs that it fits on.
 
-    `free`: MiB by GPU slot and node, negative where there is nothing to be had.
+    `free`: MiB by GPU slot and node, negative where nothing can be given.
     """
     left, unit = _in_units(legs, free)
     fits = np.ones(free.shape[1], np.bool_)
@@ -68,7 +68,7 @@ def _in_units(legs: Sequence[Leg], free: Free) -> tuple[Free, int]:
 
 
 def _largest(sums: int, rooms: Free) -> Free:
-    """For each room the largest of the sums that is no more than it."""
+    """For each amount of free memory the largest of the sums that fits into it."""
     most = int(rooms.max(initial=0))
     bits = np.frombuffer(sums.to_bytes(most // 8 + 1, "little"), np.uint8)
     found = np.unpackbits(bits, bitorder="little")[: most + 1] * np.arange(most + 1, dtype=np.int32)

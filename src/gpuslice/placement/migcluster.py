@@ -1,15 +1,15 @@
-"""Which GPUs of a cluster to partition, so that the pods that wait get their MIG devices.
+"""Plans which GPUs of a cluster to partition, so that waiting pods get their MIG devices.
 
 Pods are taken by size, the largest first. Each goes to the node, and each of its devices to the GPU there,
 where the fewest idle instances must be destroyed, no further GPU is opened if one that is partitioned has
 room, and the fewest possible placements are lost. What a GPU then needs is planned by `migplan`, exactly. If
 a pod got nothing, or only where something had to go, other orders are tried, and the best counts.
 
-Where the devices of one pod go on a node is looked for exactly, within a number of dead ends: a pod chooses
-how many of which it asks for. Beyond it the pod is told that it was not decided.
+The places of one pod's devices on a node are searched exactly, up to a number of dead ends, since a pod may
+ask for any number of devices. Beyond that number the pod is undecided.
 
-This is near the optimum, not on it: of 2,400 random questions with up to three GPUs and five pods, the
-exhaustive search of the tests placed a pod more in two, and destroyed less in twelve.
+The result is near the optimum, not always the optimum: of 2,400 random cases with up to three GPUs and five
+pods, the exhaustive search of the tests placed one pod more in two cases, and destroyed less in twelve.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class MigGpu:
 
 @dataclass(frozen=True, slots=True)
 class MigDemand:
-    """A pod that waits, and how many MIG devices of each profile it needs, all on one node.
+    """A waiting pod, and how many MIG devices of each profile it needs, all on one node.
 
-    `nodes`: those that suit it otherwise; None: all.
+    `nodes`: the nodes that suit it otherwise; None: all.
     """
 
     pod: str
@@ -343,7 +343,7 @@ class _Round:
         return -len(self.placed), cost[0], -slices, cost
 
     def result(self, gpus: Sequence[MigGpu]) -> ClusterPlan:
-        """What this round came to."""
+        """The result of this round."""
         plans = {
             uuid: state.plan
             for node in sorted(self._nodes)
@@ -368,7 +368,7 @@ def _undecided(demand: MigDemand) -> Verdict:
 
 
 def _why_not(demand: MigDemand, gpus: Sequence[MigGpu]) -> Verdict:
-    """Why no node takes a pod. The numbers are those of the nodes that suit it."""
+    """Why no node takes a pod. The numbers count the nodes that suit it."""
     asked = Counter(dict(demand.wanted))
     gpus = [gpu for gpu in gpus if demand.nodes is None or gpu.node in demand.nodes]
     geometries = {gpu.layout.geometry for gpu in gpus}

@@ -1,9 +1,9 @@
-"""How GPUs that are partitioned on demand are to be: room for the pods that wait, and what nobody needs is
-undone.
+"""Plans the layouts of GPUs that are partitioned on demand: room for waiting pods, and removal of what nobody
+needs.
 
-Three things, the first that applies to a GPU: what `migcluster` plans for the pods; MIG off again, if pods
-wait for unpartitioned GPUs and nothing lies on this one, or only what gives way; the end of instances that
-have been idle for long.
+For each GPU the first of three rules that applies: what `migcluster` plans for the pods; MIG off again, if
+pods wait for unpartitioned GPUs and this one has no instances, or only instances that give way; removal of
+instances that have been idle for long.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gpuslice.placement.verdict import Verdict
 class DemandGpu:
     """One GPU that is partitioned on demand.
 
-    `layout`: as it is, or as it was told to become, with what is in use marked. `enabled`: MIG is or will be
-    on. `may_change`: it is healthy, and nobody uses it unpartitioned. `drains`: idle instances give way to
-    pods at once. `idle_long`: starts of the instances that have been idle for long.
+    `layout`: as it is, or as desired, with the instances in use marked. `enabled`: MIG is or will be on.
+    `may_change`: it is healthy, and nobody uses it unpartitioned. `drains`: idle instances give way to pods
+    at once. `idle_long`: starts of the instances that have been idle for long.
     """
 
     node: str
@@ -38,7 +38,7 @@ class DemandGpu:
 
 @dataclass(frozen=True, slots=True)
 class WholeDemand:
-    """A pod that waits for so many GPUs that are not partitioned (whole, or to share their memory)."""
+    """A pod that waits for a number of GPUs that are not partitioned (whole, or to share their memory)."""
 
     pod: str
     gpus: int
@@ -47,9 +47,9 @@ class WholeDemand:
 
 @dataclass(frozen=True, slots=True)
 class DemandPlan:
-    """How GPUs are to become, by UUID: only those that are to change; None: MIG off.
+    """The desired layouts, by UUID, of the GPUs that are to change; None: MIG off.
 
-    `placed` are the pods that this serves (or that what is idle serves), `refused` says why others get
+    `placed` are the pods that get devices by this (or from idle instances), `refused` says why other pods get
     nothing.
     """
 
@@ -61,7 +61,7 @@ class DemandPlan:
 def plan_demand(
     gpus: Iterable[DemandGpu], pods: Iterable[MigDemand], whole_gpus: Iterable[WholeDemand] = ()
 ) -> DemandPlan:
-    """What is to become of the GPUs. Equal questions get equal answers in any order."""
+    """Plan the GPUs. The same input gives the same plan, in whatever order it comes."""
     gpus = sorted(gpus, key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
     served = plan_cluster(map(_as_asked, gpus), pods)
     targets: dict[str, MigLayout | None] = {uuid: plan.after for uuid, plan in served.plans.items()}
@@ -93,7 +93,7 @@ def _as_asked(gpu: DemandGpu) -> MigGpu:
 
 
 def _may_be_uncut(gpu: DemandGpu) -> bool:
-    """True if nothing lies on it, or only instances that are idle and give way at once."""
+    """True if it has no instances, or only idle ones that give way at once."""
     instances = gpu.layout.instances
     gives_way = gpu.drains and not any(gi.in_use for gi in instances)
     return gpu.enabled and gpu.may_change and (gives_way or not instances)
@@ -113,7 +113,7 @@ def _to_switch_off(
             there = [gpu for gpu in left if gpu.node == node]
             missing = demand.gpus - have[node]
             if missing <= 0:
-                break  # what is free there will do
+                break  # the GPUs that are free there are enough
             if missing <= len(there):
                 going = sum(len(gpu.layout.instances) for gpu in there[:missing])
                 ways.append((going, missing, node))

@@ -1,6 +1,6 @@
-"""Back to a layout that was written down: not only what, but where.
+"""Plans the way back to a recorded layout: the same instances in the same places.
 
-A plan for a number of devices chooses the places (`migplan`); a checkpoint says them. What is in its place
+A plan for a number of devices chooses the places (`migplan`); a checkpoint gives them. What is in its place
 already stays, and what is in use is never touched.
 """
 

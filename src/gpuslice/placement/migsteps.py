@@ -1,7 +1,7 @@
 """A plan for the MIG instances of one GPU: single steps, each of which the driver does whole or not at all.
 
-All that goes, goes before anything comes, so that every state on the way is a part of a legal layout and
-legal itself. Every step has an inverse: whoever carries out a plan can go back from wherever it stopped.
+All instances that go are destroyed before any is created, so that every state on the way is a part of a legal
+layout and legal itself. Every step has an inverse, so that a plan can be undone from wherever it stopped.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Step:
         return after
 
     def change(self, layout: MigLayout) -> MigLayout:
-        """As `apply`, but whether the rules allow what is made is not looked at."""
+        """As `apply`, but without checking whether the rules allow what is created."""
         there = layout.at(self.start)
         if self.action is Action.CREATE_GI:
             made = GpuInstance(self.profile, self.start, self.gi_id)

@@ -67,7 +67,7 @@ def place(
 def why_not(
     request: PodRequest, unit: MemoryUnit, free_gpus: Sequence[FreeGpu], *, steps: Steps
 ) -> Verdict | None:
-    """What `place` says against a pod, None if it would place it. Whole devices cost a step per container."""
+    """Why `place` would refuse a pod, None if it would place it. Whole devices cost a step per container."""
     if request.shares:
         outcome = place(request, unit, free_gpus, steps=steps)
         return outcome if isinstance(outcome, Verdict) else None

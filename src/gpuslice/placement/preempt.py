@@ -1,4 +1,4 @@
-"""Which pods of a node would have to go so that a more important one fits.
+"""Chooses the pods of a node that have to go so that a more important one fits.
 
 kube-scheduler's own preemption counts the node's sum and does not know single GPUs; here victims are
 chosen so that they free one GPU. The order of values is kube-scheduler's: the highest priority among the
@@ -71,9 +71,9 @@ def choose_victims(
 ) -> tuple[Holder, ...] | None:
     """The cheapest pods below `priority` whose end makes the request fit.
 
-    () if it fits as things are, None if even all of them together are not enough. Nobody has to go where the
-    exact search, which has `steps` for all its questions here, could not say that the request does not fit,
-    nor where it could not say who may stay.
+    () if it fits as things are, None if even all of them together are not enough. No pod has to go where the
+    exact search, which has `steps` in all for this, could not decide that the request does not fit, or which
+    pods may stay.
     """
     steps = steps or Steps(VICTIM_STEPS)
     as_it_is = _ask(request, unit, free_gpus, (), steps)
@@ -106,7 +106,7 @@ def _thin_out(
 def fits_without(
     request: PodRequest, unit: MemoryUnit, free_gpus: Sequence[FreeGpu], gone: Iterable[Holder]
 ) -> bool:
-    """Does the request certainly fit once these pods have ended?"""
+    """True if the request certainly fits once these pods have ended."""
     return _ask(request, unit, free_gpus, gone, Steps()) is None
 
 

@@ -1,7 +1,7 @@
-"""Dividing a pod's shares among GPUs: which goes where, exactly, within a number of steps.
+"""Divides a pod's shares among GPUs exactly, within a number of steps.
 
 This is bin packing with bins of different sizes, so in the worst case exponential, and whoever may create a
-pod chooses the sizes. So every search has a budget of steps, and its end is an answer of its own,
+pod chooses the sizes. So every search has a budget of steps, and a used-up budget has a verdict of its own,
 `UNDECIDED`. A step is one choice of GPUs tried for one leg. Steps are counted, not timed, and depend only on
 the legs and on how many of their greatest common divisor each GPU has room for: who asks, and in which order
 the GPUs are numbered, makes no difference.
@@ -122,7 +122,7 @@ class _Search:
                     ways.append(self._ways(len(taken), after))
                 continue
             if self._bounds is None:
-                # The favourite way is blocked: only now is it worth to think.
+                # The favourite way is blocked: only now are the bounds worth computing.
                 rooms = [room for number in self._start if (room := number // self._width) > 0]
                 self._bounds = _Bounds(self._sizes, self._gpus, max(rooms, default=0))
                 if not self._bounds.hold(rooms):

@@ -15,7 +15,7 @@ from enum import StrEnum
 class Reason(StrEnum):
     """Base of all codes, for programs: label values in metrics and `code` in `-o json`.
 
-    Each room that decides something has its own; what they mean for a pod is the same everywhere.
+    Each package that decides something has its own codes; what they mean for a pod is the same everywhere.
     """
 
     @property
@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
 
 class Code(Reason):
-    """What the engine says."""
+    """The engine's codes."""
 
     FITS = "fits"
     NODE_NOT_FOUND = "node_not_found"

@@ -1,4 +1,4 @@
-"""Which devices the containers of a pod get whole: GPUs, MIG devices, replicas of either.
+"""Chooses the devices that the containers of a pod get whole: GPUs, MIG devices, replicas of either.
 
 Two replicas of one device are given to one container unless its node's configuration forbids it: they make
 nothing faster (NVIDIA's device plugin, issues 404 and 491).
@@ -54,7 +54,7 @@ def whole_devices(
 
 
 def why_not_whole(request: PodRequest, devices: Sequence[FreeGpu], *, node: str = "") -> Verdict | None:
-    """Why there are not the whole devices that a pod asks for; None if there are."""
+    """Why a node lacks the whole devices that a pod asks for; None if there are."""
     kinds = [kind for kind in request.kinds if kind.whole]
     for kind in kinds:
         wanted, offered = request.count(kind), [one for one in devices if kind.is_offered_by(one.gpu)]

@@ -1,4 +1,4 @@
-"""What a policy sees of many nodes at once."""
+"""The view of many nodes at once that a policy gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scoring policy is asked: which GPU of a node, which of many nodes, and why."""
+"""The protocol of a scoring policy: which GPU of a node, which of many nodes, and why."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Gpus(ABC):
 class Policy(ABC):
     """One way to choose among what fits; stateless, or a value that is replaced as a whole.
 
-    Whether a pod fits is never a policy's to say. Asked the same it answers the same: the extender, our
+    A policy never decides whether a pod fits. The same input must give the same answer: the extender, our
     scheduler and `explain` ask it one after the other.
     """
 
@@ -48,7 +48,9 @@ class Policy(ABC):
 
     @abstractmethod
     def device(self, siblings_in_use: int) -> int:
-        """The smaller, the rather a free MIG device is taken; so many others of its GPU are in use."""
+        """The rank of a free MIG device, by how many other devices of its GPU are in use; the smallest is
+        taken.
+        """
 
     @abstractmethod
     def score(self, nodes: Nodes) -> Scores:

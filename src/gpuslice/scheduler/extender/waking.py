@@ -57,7 +57,7 @@ class Waker:
         cluster.subscribe(self._on_change)
 
     def refused(self, pod: Pod, request: PodRequest, nodes: list[str], codes: Codes) -> None:
-        """Remember a pod that no node can take, with the engine's answer for each."""
+        """Remember a pod that no node can take, with the engine's answer for each node."""
         self._refused.pop(pod.uid, None)
         self._refused[pod.uid] = _Refused(trimmed(pod), request, nodes, codes, self._clock.monotonic())
         if len(self._refused) > REMEMBERED:
