@@ -1,1 +1,1 @@
-"""What is changed in a pod before it is stored. Pure; the extender's server offers it as a webhook."""
+"""The admission of pods before they are stored: pure rules, and the webhook that serves them."""

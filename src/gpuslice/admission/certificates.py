@@ -1,4 +1,4 @@
-"""Our own certificates: which of those in a Secret are still good, and new ones for those that are not.
+"""Our own certificates: judges which of those in a Secret are still good, and replaces the rest.
 
 One authority (10 years) signs the serving certificate (90 days, renewed when a third is left) and, for a
 kube-scheduler that shall be the only one to ask the extender, a client certificate. The authority's key

@@ -1,4 +1,4 @@
-"""What is changed in a pod before it is stored.
+"""Changes a pod before it is stored.
 
 What would give it more GPU than it asks for is taken out: `visibility` says what becomes of the
 environments, `possession` of the annotations; `nodename` refuses pods that would get there past

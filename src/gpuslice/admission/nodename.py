@@ -1,4 +1,5 @@
-"""Pods that name their node themselves (`spec.nodeName`), past every scheduler, and ask for a GPU. Pure.
+"""Refuses pods that ask for a GPU and name their node themselves (`spec.nodeName`), past every scheduler.
+Pure.
 
 Before kubelet admits a pod it strikes out extended resources that its node has never had
 (`removeMissingExtendedResources`); such a pod starts, no device plugin is asked, and nobody tells its

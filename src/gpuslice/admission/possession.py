@@ -1,4 +1,5 @@
-"""Annotations of a new pod that say, or make, what only others may say: that it has a GPU. Pure.
+"""Finds annotations with which a new pod claims to have a GPU, which only schedulers and agents may write.
+Pure.
 
 The records of what a pod was given are written at bind and by the node's agent; in a new pod they are a
 lie, or a copy from another's `kubectl get -o yaml`. And annotations below `cdi.k8s.io/` name devices to

@@ -1,4 +1,4 @@
-"""Reviews in a thread of their own: the largest takes most of a second, and the loop has other things to do.
+"""Runs reviews in a thread of their own: the largest takes most of a second, too long for the event loop.
 
 One at a time, the smallest first: whoever sends large ones holds up large ones. How many wait has a bound.
 """

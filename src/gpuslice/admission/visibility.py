@@ -1,4 +1,4 @@
-"""Which GPUs a container sees by its environment: those that it is given, and no other. Pure.
+"""Keeps a container's environment from showing it other GPUs than those that it is given. Pure.
 
 kubelet puts a container's environment together from what the device plugin answered, then `envFrom`, then
 `env`, later ones beating earlier ones and all of them the image's (kubelet `makeEnvironmentVariables`). Where

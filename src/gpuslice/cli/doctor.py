@@ -1,4 +1,4 @@
-"""`gpuslice doctor`: the command line of the doctor, which is a room of its own."""
+"""`gpuslice doctor`: the command line of the package `doctor`."""
 
 from __future__ import annotations
 

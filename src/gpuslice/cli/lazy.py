@@ -1,4 +1,4 @@
-"""What is imported when it is asked for: the only place where that happens; all else imports at the top.
+"""Imports commands when they are first used; all other modules import at the top.
 
 `gpuslice --help` and the shell's completion know every command without importing one.
 """

@@ -1,4 +1,4 @@
-"""What the GPUs of a node are, written as mig-parted's configuration file. Pure.
+"""Writes the present MIG layout of a node's GPUs as mig-parted's configuration file. Pure.
 
 Source: NVIDIA/mig-parted `cmd/nvidia-mig-parted/export`.
 """

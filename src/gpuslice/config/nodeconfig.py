@@ -1,4 +1,4 @@
-"""Which of several device plugin files counts on a node: by its label, as NVIDIA's config-manager does. Pure.
+"""Chooses by a node's label which device plugin file it uses, as NVIDIA's config-manager does. Pure.
 
 A file counts by what is written in it: who remembers `fingerprint` notices an edit under the same name, which
 config-manager does not (gpu-operator, issues 412, 615, 1144).

@@ -1,4 +1,4 @@
-"""Changing a static pod on a control-plane host so that it cannot be left half changed.
+"""Changes a static pod on a control-plane host in such a way that it cannot be left half changed.
 
 kubelet runs every file of its manifests folder whose name does not begin with a dot, so copies lie elsewhere
 and new content comes in by one rename.

@@ -57,7 +57,7 @@ class Announcement:
 
 
 def announce(found: Found, strategy: MigStrategy, sharing: Sharing = UNSHARED) -> Announcement:
-    """What the GPUs of a node are announced as.
+    """Decide as which resources, with which ids, the GPUs of a node are announced.
 
     none: every GPU is a nvidia.com/gpu, in MIG mode or not. single: every MIG device is one, if all GPUs are
     partitioned alike. mixed: MIG devices have resources by their profile. Raises InputError if `single`

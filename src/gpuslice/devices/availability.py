@@ -1,4 +1,6 @@
-"""Is a device given to containers? Its health does not decide alone: a healthy one may be closed. Pure."""
+"""Whether a device is given to containers. Health alone does not decide it: a healthy device may be closed.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """`CLOSED`: it is well, but is being partitioned, changes its use, or nobody knows how it is to be
-    used.
+    """`CLOSED`: it is healthy, but is being partitioned, changes its mode, or nobody knows yet how it is to
+    be used.
     """
 
     OK = "ok"
@@ -36,7 +38,7 @@ class Availability:
         return self.state is State.CLOSED
 
     def __str__(self) -> str:
-        """For sentences: "closed: being partitioned into MIG devices"."""
+        """The state as messages name it: "closed: being partitioned into MIG devices"."""
         return f"{self.state}: {self.reason}" if self.reason else str(self.state)
 
 
@@ -44,15 +46,15 @@ OK = Availability()
 
 
 def closed(reason: str) -> Availability:
-    """Given to nobody for a time, though it is well."""
+    """Given to nobody for a time, although it is healthy."""
     return Availability(State.CLOSED, reason)
 
 
 def sick(reason: str = "") -> Availability:
-    """Given to nobody until it is well again."""
+    """Given to nobody until it is healthy again."""
     return Availability(State.SICK, reason)
 
 
 def of_health(healthy: bool, reason: str) -> Availability:
-    """What follows from what a driver says of a device's health."""
+    """The availability that follows from the health that a driver reports."""
     return OK if healthy else sick(reason)

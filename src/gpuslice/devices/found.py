@@ -1,4 +1,4 @@
-"""What a node's driver says about its GPUs: NVML's answers, or those of a simulated machine. Pure values."""
+"""A node's GPUs as its driver reports them: NVML's answers, or those of a simulated machine. Pure values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class MigMode:
-    """Of a GPU that can be partitioned. If `pending` differs, it comes true when the GPU is reset."""
+    """The MIG mode of a GPU that can be partitioned. If `pending` differs, it takes effect when the GPU is
+    reset.
+    """
 
     current: bool
     pending: bool
@@ -111,7 +113,7 @@ class FoundGpu:
 
     @property
     def shared(self) -> Gpu:
-        """The GPU as those see it who share its memory."""
+        """The GPU as containers see it that share its memory."""
         return Gpu(
             self.index,
             self.uuid,

@@ -24,8 +24,8 @@ from gpuslice.errors import InputError
 from gpuslice.units import GIB, MemoryUnit
 
 MAX_GPUS = 512
-"""GPUs per node that the engine has room for: 8 of 7 MIG devices with 8 replicas each are 448. Room is taken
-for as many as the largest node of a cluster has."""
+"""The most GPUs per node that the engine takes: 8 of 7 MIG devices with 8 replicas each are 448. Its arrays
+are only as large as the largest node of a cluster needs."""
 
 
 class Mode(StrEnum):
@@ -37,10 +37,10 @@ class Mode(StrEnum):
 
 
 class ReplicaRule(StrEnum):
-    """What else a container may hold that holds one replica of a device."""
+    """The rule for what else a container that holds one replica of a device may hold."""
 
     ANY = ""
-    """Whatever there is."""
+    """Anything."""
     OTHER_DEVICES = "device"
     """No other replica of the same device."""
     ALONE = "alone"
@@ -82,7 +82,7 @@ class Gpu:
         return self.availability.ok
 
     def closed(self, reason: str) -> Gpu:
-        """The same one, given to nobody for this reason if there is no other."""
+        """The same device, closed for this reason unless it is unavailable for another one."""
         return replace(self, availability=closed(reason)) if self.available else self
 
     @property

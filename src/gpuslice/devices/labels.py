@@ -1,4 +1,4 @@
-"""What a node's labels say about its GPUs: GPU feature discovery's labels, and three of other origin. Pure.
+"""Makes the labels that describe a node's GPUs: GPU feature discovery's, and three of other origin. Pure.
 
 The keys, values and oddities are NVIDIA's, because selectors in the field are written for them; oddities are
 told where they are. Beside them stand `alpha.kubernetes.io/nvidia-gpu-name`, which Kubernetes' documentation
@@ -160,7 +160,7 @@ def node_labels(
 
 
 def stale(present: Iterable[str], wanted: Mapping[str, str]) -> tuple[str, ...]:
-    """Which keys of a node must go: those that are written here and are not wanted any more.
+    """The keys that must be removed from a node: ours that are no longer among its labels.
 
     Others' labels under nvidia.com/ stay: mig.config and its state, device-plugin.config, gpu.deploy.*,
     gpu.present and all that may come.
@@ -169,7 +169,7 @@ def stale(present: Iterable[str], wanted: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def owned(key: str) -> bool:
-    """Is this a label that is written here?"""
+    """True for a label that is written here."""
     if key in _OURS:
         return True
     return any(

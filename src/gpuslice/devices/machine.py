@@ -1,4 +1,4 @@
-"""Machines on paper: what a description says about one, before anything has happened to it. Pure values.
+"""Simulated machines as a description gives them, before anything has happened to them. Pure values.
 
 How a GPU of one kind behaves when MIG is switched is NVIDIA's: MIG user guide, "Enable MIG Mode".
 """

@@ -1,4 +1,4 @@
-"""What can be made from a GPU: its GPU instance profiles, where they may lie, and what they give.
+"""Which MIG instances can be made of a GPU: its GPU instance profiles, their places, and what they contain.
 
 A GPU has two axes. A GPU instance takes a number of compute slices, and a window of memory slices that may
 begin only at certain places. So the compute slices alone do not say what fits: 3g at 0 and 3g at 4 fill an
@@ -107,7 +107,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class MigGeometry:
-    """All that can be made from one kind of GPU.
+    """All MIG instances that can be made of one kind of GPU.
 
     `name` is for sentences ("A100-40"); `profiles` are ordered as nvidia-smi lists them, small to large.
     Raises InputError for two profiles of one name and for windows that do not lie on the GPU.

@@ -1,4 +1,4 @@
-"""How one GPU is partitioned, and whether it can be: GPU instances in windows, compute instances in them."""
+"""The MIG layout of one GPU, and whether it is legal: GPU instances in windows, compute instances in them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class MigLayout:
 
     @property
     def fault(self) -> str | None:
-        """Why no driver would let this be, in one sentence; None if it is legal."""
+        """Why no driver would allow this layout, in one sentence; None if it is legal."""
         return fault_of(self)
 
     def __str__(self) -> str:
@@ -154,7 +154,7 @@ def layout(geometry: MigGeometry, *placements: str) -> MigLayout:
 
 
 def fault_of(what: MigLayout) -> str | None:
-    """Why this cannot be, in one sentence that names the instance; None if it is legal."""
+    """Why this layout is impossible, in one sentence that names the instance; None if it is legal."""
     geometry = what.geometry
     for gi in what.instances:
         if geometry.by_enum(gi.profile.enum) != gi.profile:

@@ -1,4 +1,4 @@
-"""The layouts of a geometry, searched: where instances can go together, how many layouts there are, and what
+"""Searches the layouts of a geometry: where instances can go together, how many layouts there are, and what
 still fits beside them.
 
 Memory slices are bits of an integer and instances are counted by profile, so that a question costs
@@ -130,7 +130,7 @@ class MigSpace:
         return best
 
     def drivers_start(self, layout: MigLayout, profile: GiProfile) -> int | None:
-        """Where the driver puts an instance when it is not told; None if nowhere.
+        """Where the driver puts an instance if no place is given; None if nowhere.
 
         It is the place that leaves the most placements possible, and the lowest of several. That reproduces
         every case that is documented for A100; other drivers may differ, so plans always say the place.
@@ -140,7 +140,7 @@ class MigSpace:
         return None if filling is None else filling.starts[0][1]
 
     def possible(self, wanted: Counter[GiProfile]) -> bool:
-        """Can an empty GPU hold all of these together?"""
+        """True if an empty GPU can hold all of these together."""
         return self.fill(0, self.none, self.counts(wanted.elements())) is not None
 
     def why_impossible(self, wanted: Mapping[MigProfile, int]) -> str | None:

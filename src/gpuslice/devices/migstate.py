@@ -1,6 +1,4 @@
-"""How far a node's GPUs are partitioned as it was told: the words of the label
-nvidia.com/mig.config.state.
-"""
+"""The values of the label nvidia.com/mig.config.state: how far a node's GPUs are partitioned as desired."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the engine places on a node: its GPUs and, in the place of those that are partitioned, MIG devices.
-Pure.
+"""The devices of a node that the engine places pods on: its GPUs, with MIG devices in place of partitioned
+ones. Pure.
 
 Replicas are in the place of what they are replicas of. `devices.announced` says which there are and by which
 resource they are counted.
@@ -50,7 +50,7 @@ def offered(
 
 
 def together(sharing: Sharing) -> ReplicaRule:
-    """What else a container may hold that holds one replica."""
+    """The rule for what else a container that holds one replica may hold."""
     if sharing.fail_requests_greater_than_one:
         return ReplicaRule.ALONE
     return ReplicaRule.ANY if sharing.allow_same_gpu else ReplicaRule.OTHER_DEVICES

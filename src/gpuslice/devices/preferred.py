@@ -1,4 +1,4 @@
-"""Which GPUs a container should get: those that are near to each other. Pure.
+"""Chooses GPUs for a container that are near each other. Pure.
 
 NVIDIA's rules (go-gpuallocator's best effort), but for a defect: a GPU that has gone is passed over and does
 not spoil the choice (device plugin, issues 231, 1223). `placement.whole` chooses among replicas.

@@ -1,4 +1,4 @@
-"""What a vGPU's PCI configuration space tells the guest about its host. Pure.
+"""Reads from a vGPU's PCI configuration space what it says about the host. Pure.
 
 A vendor-specific capability (id 9) that begins with "VF" holds records of (id, length, data); record 0 is ten
 bytes of the host's driver version and ten of its branch. Sources: PCI Local Bus Specification 3.0, 6.7;
@@ -21,7 +21,7 @@ _FIELD: Final = 10
 
 
 def read_vgpu(space: bytes) -> Vgpu | None:
-    """What the host says; None if this is no vGPU, or the space is not there as a whole."""
+    """What the host says; None if this is no vGPU, or the space is not complete."""
     capability = _vendor_specific(space)
     if capability[3:5] != b"VF":
         return None

@@ -15,7 +15,7 @@ DISABLE: Final = "DP_DISABLE_HEALTHCHECKS"
 ENABLE: Final = "DP_ENABLE_HEALTHCHECKS"
 
 APPLICATION_ERRORS: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""What a program did wrong: the GPU is well."""
+"""Errors of programs: the GPU itself is healthy."""
 
 _ALL: Final = frozenset({"all", "xids"})
 
@@ -43,13 +43,13 @@ _MEANINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class XidPolicy:
-    """`others`: do XIDs count that `named` does not say anything about?"""
+    """`others`: whether XIDs count that are not in `named`."""
 
     others: bool = True
     named: Mapping[int, bool] = field(default_factory=lambda: dict.fromkeys(APPLICATION_ERRORS, False))
 
     def counts(self, xid: int) -> bool:
-        """Does this XID make the GPU unhealthy?"""
+        """True if this XID makes the GPU unhealthy."""
         return self.named.get(xid, self.others)
 
 

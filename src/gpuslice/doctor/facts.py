@@ -1,4 +1,4 @@
-"""Everything that `gpuslice doctor` judges by: one look at a cluster, as a value. `look` makes it."""
+"""The facts that `gpuslice doctor` judges by: one reading of a cluster, as a value. `look` makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the API server's bytes to objects, so that one object which does not decode costs no other.
+"""Decodes the API server's bytes, so that an object which does not decode leaves the other objects unharmed.
 
 A list is decoded in one go, which is fast. Only if that fails it is taken apart, and each object is looked at
 alone.

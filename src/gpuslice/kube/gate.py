@@ -1,4 +1,4 @@
-"""What everybody who decides asks first: is the picture of the cluster whole, and is it us who acts.
+"""The gate before every decision: open while the state of the cluster is complete and this process leads.
 
 A decision from half a picture promises the same GPU twice, and nothing undoes that. So there is one `Gate`:
 it knows by name which lists of the API server its askers need, and says which of them are not whole at this

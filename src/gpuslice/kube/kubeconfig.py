@@ -1,4 +1,4 @@
-"""Where the API server is and how to prove who we are, read from a kubeconfig or the pod's account.
+"""Reads the API server's address and our credentials from a kubeconfig or the pod's service account.
 
 lightkube reads the files (contexts, tokens, exec plugins, client certificates); this module adds one
 sentence for each way in which they can be wrong.

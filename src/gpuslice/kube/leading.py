@@ -1,4 +1,4 @@
-"""Who of several replicas acts: leader election by Lease, and following somebody else's election.
+"""Decides which of several replicas leads: leader election by Lease, or following somebody else's election.
 
 The rules are client-go's (tools/leaderelection): nobody's clock is believed but one's own. A holder is taken
 to be alive for LEASE_SECONDS after the last change of the Lease *as seen here*; it renews every RETRY_SECONDS

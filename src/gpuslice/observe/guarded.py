@@ -1,4 +1,4 @@
-"""uvicorn's server with a door: connections are counted, and given up when they hold up others.
+"""uvicorn's server with admission of connections: they are counted, and closed when they hold up others.
 
 asyncio's own accept loop takes connections without end, and when files run out it logs the same line two
 thousand times a second (Python 3.11 to 3.13). Ours takes one connection in each turn of the loop. When all

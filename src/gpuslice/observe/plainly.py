@@ -1,4 +1,4 @@
-"""structlog without rich, which it imports for coloured tracebacks wherever it is installed.
+"""Imports structlog without rich, which structlog loads for coloured tracebacks wherever rich is installed.
 
 That takes longer than all else that an agent needs for its start; no server prints in colour.
 """

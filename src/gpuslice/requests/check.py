@@ -1,7 +1,7 @@
-"""What the API server says about a container's extended resources, before it is asked.
+"""Checks a container's extended resources as the API server would, before it is asked.
 
 The rules, field paths and words are those of `pkg/apis/core/validation` (validateResourceRequirements), so
-that who knows one message knows the other: whole numbers, requests equal to limits, none without a limit.
+that the messages are the same: whole numbers, requests equal to limits, none without a limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuslice.units import canonical_quantity, parse_quantity
 
 
 def check_pod(spec: PodSpecLike, path: str = "spec") -> list[InputError]:
-    """All that is wrong with the extended resources of a pod spec that is found at `path`."""
+    """All errors in the extended resources of a pod spec, which is found at `path`."""
     found: list[InputError] = []
     for field, containers in (
         ("initContainers", spec.init_containers or ()),
@@ -34,32 +34,36 @@ def check_resources(resources: ResourcesLike, path: str) -> list[InputError]:
 
 
 def extended(name: str) -> bool:
-    """Is that a resource which devices and operators bring, not one of Kubernetes' own?"""
+    """True for a resource that device plugins or operators add, False for one of Kubernetes' own."""
     return "/" in name and "kubernetes.io/" not in name and not name.startswith("requests.")
 
 
 def of_gpus(name: str) -> bool:
-    """Is that a resource that gives a container a GPU or a part of one, under whatever name we know?"""
-    # nvidia.com/gpu.shared and such: whoever renames replicas gives out GPUs all the same.
+    """True for a resource that gives a container a GPU or a part of one, under any name that we know."""
+    # nvidia.com/gpu.shared and such: replicas that were renamed are GPUs all the same.
     known = kind_of(name) is not None or name == names.HISTORICAL_GPU
     return known or name.startswith(f"{names.WHOLE_GPU}.")
 
 
 def may_bring_gpus(name: str) -> bool:
-    """The same under names that we do not know: could somebody else's device plugin give GPUs for it?"""
+    """The same for names that we do not know: True if somebody else's device plugin might give GPUs for
+    it.
+    """
     if not extended(name) or name == names.GPU_COUNT:
         return False
     return name.startswith("nvidia.com/") or "gpu" in name.lower() or "cuda" in name.lower()
 
 
 def asks_for_gpu(spec: PodSpecLike) -> bool:
-    """Does any container of a pod ask for one? An amount that cannot be read is one; 0 is none."""
+    """True if any container of a pod asks for one. An amount that cannot be read counts, 0 does not."""
     containers = (*spec.containers, *(spec.init_containers or ()))
     return any(asks_of(container.resources, of_gpus) for container in containers)
 
 
 def asks_of(resources: ResourcesLike, which: Callable[[str], bool]) -> bool:
-    """Does a container ask for any resource of those? An amount that cannot be read is one; 0 is none."""
+    """True if a container asks for any of those resources. An amount that cannot be read counts, 0 does
+    not.
+    """
     return any(True for _ in asked(resources, which))
 
 

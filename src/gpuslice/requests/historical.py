@@ -1,6 +1,6 @@
-"""Pods written for Kubernetes 1.4 to 1.9, said in today's words. Pure.
+"""Translates pods that were written for Kubernetes 1.4 to 1.9 into today's form. Pure.
 
-Then kubelet itself counted GPUs as `alpha.kubernetes.io/nvidia-gpu`, a pod's affinity was JSON in an
+At that time kubelet itself counted GPUs as `alpha.kubernetes.io/nvidia-gpu`, a pod's affinity was JSON in an
 annotation, and the documentation chose GPUs by a node label whose values had spaces ("Tesla K80"), which
 nobody checked. Today such a pod waits for ever, goes to any node, or is refused. Sources: kubernetes.io,
 "Schedule GPUs" of 1.6 to 1.9; changelogs of 1.6 (affinity became a field) and 1.11 (the resource went away).
@@ -43,9 +43,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part of a pod that is to be different: where (keys and indexes), and what stands there then.
+    """A change of one part of a pod: its place (keys and indexes), and its new value.
 
-    `value` None: nothing, it is taken away.
+    `value` None: the part is removed.
     """
 
     path: tuple[str | int, ...]
@@ -59,7 +59,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The pod in today's words. `changes` turn the old into the new; `warnings` say what to write today.
+    """The pod in today's form. `changes` turn the old into the new; `warnings` say what to write today.
 
     `problems` are about what cannot be translated: it is left as it is.
     """

@@ -1,7 +1,7 @@
-"""The kinds of what a container can ask for: memory of a GPU in shares, or devices whole. Pure.
+"""The kinds of things that a container can ask for: shares of a GPU's memory, or whole devices. Pure.
 
-A kubelet knows a kind by the name of its resource. What follows from the name is said here and nowhere else:
-which GPUs offer the kind, how much they are charged for it, and what it is called in a sentence.
+A kubelet knows a kind by the name of its resource. What follows from the name is defined only here: which
+GPUs offer the kind, how much they are charged for it, and what it is called in a sentence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MemoryShares:
         return gpu.shareable
 
     def mib(self, gpus: NodeGpus, _uuid: str, count: int) -> int:
-        """The memory that so many ids of that GPU stand for."""
+        """The memory that this number of ids of that GPU stands for."""
         return gpus.unit.to_mib(count)
 
     def say(self, gpus: NodeGpus, count: int) -> str:
@@ -88,5 +88,7 @@ def kinds_in(resources: Iterable[str]) -> Iterator[Kind]:
 
 
 def kinds_of(gpus: NodeGpus) -> tuple[Kind, ...]:
-    """What a node's kubelet is told of: memory even where there is none yet, then devices by index."""
+    """The kinds that a node's agent registers with kubelet: memory even where there is none yet, then devices
+    by index.
+    """
     return (SHARES, *(WholeDevices(name) for name in dict.fromkeys(gpu.resource for gpu in gpus.gpus)))

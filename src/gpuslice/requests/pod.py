@@ -86,7 +86,7 @@ class ContainerRequest:
         return self.whole or self.across
 
     def count(self, kind: Kind) -> int:
-        """How much of a kind it asks for: as many ids does a kubelet give it."""
+        """How much of a kind it asks for, which is the number of ids that a kubelet gives it."""
         return self.amount if self.kind == kind else 0
 
 
@@ -159,14 +159,15 @@ def read_request(spec: PodSpecLike, annotations: Mapping[str, str]) -> PodReques
 
 
 def read_given(spec: PodSpecLike, annotations: Mapping[str, str], gpus: Mapping[str, int]) -> PodRequest:
-    """The same of a pod that has a node: what it was given stays, whatever its annotations say by now.
+    """The same for a pod that has a node: what it was given stays, whatever its annotations say by now.
 
     `gpus`: on how many GPUs each container was put, by the pod's record. What the record does not say
     believably, the user's annotation says, and if that cannot be read either, each share is on one GPU.
     Raises InputError for what the spec says, which nobody can edit.
     """
     request = _read_spec(spec)
-    # What cannot be read now was something else when the pod was bound, or no scheduler of ours met the pod.
+    # A value that cannot be read now was different when the pod was bound, or no scheduler of ours handled
+    # the pod.
     with suppress(InputError):
         request = _spread(request, annotations)
     return PodRequest(
@@ -178,10 +179,10 @@ def read_given(spec: PodSpecLike, annotations: Mapping[str, str], gpus: Mapping[
 
 
 def count_spec(spec: PodSpecLike) -> PodRequest:
-    """What a pod counts with that has a node though its spec cannot be read as a request. Never raises.
+    """What a pod on a node counts with if its spec cannot be read as a request. Never raises.
 
-    A container that asks for GPUs of two kinds counts with both; what is no amount of GPUs counts as none,
-    for no kubelet lets it in.
+    A container that asks for GPUs of two kinds counts with both; an amount that cannot be read counts as
+    none, since no kubelet admits it.
     """
     return _read_spec(spec, strict=False)
 

@@ -1,4 +1,4 @@
-"""The demo's hands and eyes: applies manifests over HTTPS as kubectl would, follows pods and events."""
+"""The demo's client: applies manifests over HTTPS as kubectl would, follows pods and events."""
 
 from __future__ import annotations
 

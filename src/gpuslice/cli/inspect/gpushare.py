@@ -1,4 +1,4 @@
-"""gpushare's tables of nodes and pods, character by character, from what the cluster remembers.
+"""gpushare's tables of nodes and pods, character by character, from the state of the cluster.
 
 Two improvements: nodes are in order of their names, and the unit is the one that the nodes publish instead
 of a guess from the size of a GPU. Nodes that disagree about the unit are shown in MiB.

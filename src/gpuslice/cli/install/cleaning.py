@@ -1,4 +1,4 @@
-"""What an installation leaves in the API, taken back: safe to repeat, and to interrupt."""
+"""Removes from the API what an installation leaves there; safe to repeat and to interrupt."""
 
 from __future__ import annotations
 

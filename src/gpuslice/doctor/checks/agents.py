@@ -1,4 +1,4 @@
-"""Does every node of the pool have an agent, does it live, and has kubelet heard of it?"""
+"""Checks that every GPU node has an agent that runs and is registered with kubelet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Can the doctor see everything, is gpuslice there at all, and do the versions go together?"""
+"""Checks that the doctor may read everything, that gpuslice is installed, and that the versions fit
+together.
+"""
 
 from __future__ import annotations
 

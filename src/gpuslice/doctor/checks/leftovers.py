@@ -1,4 +1,6 @@
-"""Records of things that are no more: GPUs, agents, nodes; and pods that the node never confirmed."""
+"""Finds records of things that no longer exist (GPUs, agents, nodes), and pods that their node never
+confirmed.
+"""
 
 from __future__ import annotations
 

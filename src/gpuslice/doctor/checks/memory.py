@@ -1,4 +1,4 @@
-"""Does one unit mean the same everywhere, and has every GPU the memory that was promised of it?"""
+"""Checks that a unit means the same everywhere, and that no GPU is promised more memory than it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who is asked about the pods that ask for GPU memory: our extender, or somebody who knows of no GPU?"""
+"""Checks that pods asking for GPU memory reach our extender or scheduler, not one that knows nothing of
+GPUs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods that see GPUs they did not ask for, and pods that only a taint keeps waiting."""
+"""Finds pods that see GPUs they did not ask for, and pods that only a taint keeps waiting."""
 
 from __future__ import annotations
 

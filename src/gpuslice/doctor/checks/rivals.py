@@ -1,4 +1,4 @@
-"""Who else gives these GPUs away: other device plugins, gpushare's own extender beside ours."""
+"""Finds other programs that give out the same GPUs: other device plugins, gpushare's extender beside ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do containers get to the GPUs: driver, NVIDIA's container runtime, nodes with cards that nobody publishes?
+"""Checks that containers can reach the GPUs: driver, NVIDIA's container runtime, GPUs that nobody publishes.
 
 What the hooks of the container runtime say is in the status of the pods they refused; it is the surest sign.
 """

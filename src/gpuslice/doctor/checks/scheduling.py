@@ -1,4 +1,4 @@
-"""Are our scheduler and extender there, alive, led and configured?"""
+"""Checks that our scheduler and extender exist, run, have a leader and are configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can the API server reach our webhook, and does it trust the certificate that it finds there?"""
+"""Checks that the API server can reach our webhook and trusts its certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node was asked to be and cannot: how its GPUs are partitioned, which configuration counts there."""
+"""Finds nodes that cannot reach their desired state: MIG partitioning, device plugin configuration."""
 
 from __future__ import annotations
 

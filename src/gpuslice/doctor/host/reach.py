@@ -1,4 +1,4 @@
-"""Does the runtime that kubelet uses bring containers and GPUs together? Pure.
+"""Checks that the runtime which kubelet uses gives containers access to GPUs. Pure.
 
 A container gets a GPU in one of two ways. By CDI, the runtime itself adds what a specification names; nothing
 else of the host changes, and no environment variable shows a GPU to anybody. Or every container goes through

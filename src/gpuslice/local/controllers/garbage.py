@@ -1,4 +1,4 @@
-"""Garbage collection: what is owned goes when its owners have gone.
+"""Garbage collection: deletes objects whose owners are gone.
 
 Background: dependents are deleted after their owner. Foreground: the owner waits, by a finalizer, for
 the dependents that block it. Orphan: dependents lose the reference and stay. Before anything is

@@ -1,4 +1,4 @@
-"""ReplicaSet: so many pods of one template, no more and no fewer."""
+"""ReplicaSet: keeps the desired number of pods of one template."""
 
 from __future__ import annotations
 

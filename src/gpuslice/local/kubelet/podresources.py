@@ -1,4 +1,4 @@
-"""What the kubelet says about who holds which ids: the pod-resources service of one node."""
+"""The pod-resources service of one node: the kubelet's list of who holds which ids."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Serving: from a request to what is stored, and to those who watch it."""
+"""Serving: from a request to the stored objects and to their watchers."""

@@ -1,4 +1,4 @@
-"""One version of an object, and one change: what the store keeps and watchers are told."""
+"""One version of an object, and one change: what the store keeps and watchers receive."""
 
 from __future__ import annotations
 

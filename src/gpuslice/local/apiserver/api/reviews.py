@@ -1,4 +1,4 @@
-"""Kinds that are asked, not stored: who am I, what may I do, and tokens. Everybody may do everything here."""
+"""Kinds that are answered and not stored: identity, permissions, tokens. Everybody may do everything here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches: who is told of a change, and how cheaply.
+"""Watches: sends each change to its watchers, cheaply.
 
 An event is encoded once per type and shared by everyone. Watchers stand in an index by the one thing
 that narrows them most (an indexed field such as spec.nodeName, a name, a namespace), so that a hundred

@@ -1,4 +1,4 @@
-"""managedFields: who set which field, kept for objects that a named manager has touched.
+"""managedFields: records which manager set which field, for objects that a named manager has touched.
 
 kube-apiserver keeps it for every object and every writer. Here it begins when a request names a
 `fieldManager` (kubectl always does) and from then on follows every write; the thousands of pods that
