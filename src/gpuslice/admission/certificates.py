@@ -50,8 +50,8 @@ class Plan:
 def plan(stored: Stored, *, names: Collection[str], client: bool, now: datetime) -> Plan:
     """Compare a Secret's content with what should be in it at that time.
 
-    `names`: DNS names and IP addresses that the serving certificate must carry. `client`: is there to be a
-    client certificate, too?
+    `names`: DNS names and IP addresses that the serving certificate must carry. `client`: whether there is to
+    be a client certificate, too.
     """
     authority = _first(stored.get(AUTHORITY, b""))
     why = _why_renew(authority, stored.get(AUTHORITY_KEY, b""), now, AUTHORITY_RENEWED)

@@ -1,9 +1,9 @@
 """Changes a pod before it is stored.
 
-What would give it more GPU than it asks for is taken out: `visibility` says what becomes of the
-environments, `possession` of the annotations; `nodename` refuses pods that would get there past
-everybody who gives GPUs out. What pods of Kubernetes 1.4 to 1.9 say is put into today's
-words (`requests.historical`). Whoever wrote what is changed is warned.
+Everything that would give a pod more GPU than it asks for is taken out: `visibility` handles the
+environments, `possession` the annotations; `nodename` refuses pods that would reach GPUs past every scheduler
+and device plugin. Pods in the form of Kubernetes 1.4 to 1.9 are translated (`requests.historical`). The
+author gets a warning for each change.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _UID: Final = re.compile(rb'^\s*\{[^{}]*"request"\s*:\s*\{\s*"uid"\s*:\s*"([-\w]
 """kube-apiserver writes it first, before what a pod says."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 _HISTORICAL: Final = b"alpha.kubernetes.io/"
-"""Stands in every pod that there is something to translate in."""
+"""Occurs in every pod that has something to translate."""
 
 
 def review(body: bytes, rules: Rules = RULES, offered: Offered = unknown) -> bytes:
@@ -96,7 +96,8 @@ def review(body: bytes, rules: Rules = RULES, offered: Offered = unknown) -> byt
 
 
 def unread(start: bytes, why: str, code: int = 413) -> bytes | None:
-    """The answer to a review of which only the start is known: no. None if that does not say whose it is.
+    """The refusal of a review of which only the start was read. None if the start does not have the review's
+    uid.
 
     An HTTP error would be a failure of ours, after which webhooks that fail open let the pod in.
     """
@@ -127,7 +128,7 @@ def _changes(request: _Request, rules: Rules, offered: Offered) -> Changes:
     pod = bytes(request.object)
     if request.sub_resource != "ephemeralcontainers":
         return _change_pod(pod, rules, offered)
-    # Of a pod that runs only new containers can be changed; the others are as they were admitted.
+    # In a running pod only new containers can be changed; the other containers are as they were admitted.
     before = _pod.decode(request.old_object).spec.ephemeral_containers or ()
     return _environments(_pod.decode(pod), rules, (EPHEMERAL,), {one.name for one in before})
 
@@ -157,7 +158,9 @@ def _change_pod(pod: bytes, rules: Rules, offered: Offered) -> Changes:
 
 
 def _too_much(decoded: _Pod, pod: bytes) -> str:
-    """Why nobody looks at a pod more closely: that would hold up others for seconds. "" if somebody does."""
+    """Why a pod is too large to be examined, which would hold up other reviews for seconds; "" if it is
+    not.
+    """
     spec = decoded.spec
     lists = spec.containers, spec.init_containers or (), spec.ephemeral_containers or ()
     if (number := sum(map(len, lists))) > CONTAINERS:
@@ -213,8 +216,8 @@ def webhook_configuration(
                         "operations": ["CREATE"],
                         "resources": ["pods"],
                     },
-                    # `kubectl debug` adds containers later. Other updates of pods are none of our business:
-                    # env cannot change, and a pod older than this webhook must stay editable.
+                    # `kubectl debug` adds containers later. Other updates of pods are not reviewed: env
+                    # cannot change, and a pod older than this webhook must stay editable.
                     {
                         "apiGroups": [""],
                         "apiVersions": ["v1"],
@@ -232,7 +235,7 @@ def webhook_configuration(
                     ]
                 },
                 "failurePolicy": "Fail",
-                # What another webhook adds after us is looked at as well.
+                # Changes that another webhook makes after us are reviewed as well.
                 "reinvocationPolicy": "IfNeeded",
                 "sideEffects": "None",
                 "admissionReviewVersions": ["v1"],

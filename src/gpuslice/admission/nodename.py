@@ -1,10 +1,10 @@
-"""Refuses pods that ask for a GPU and name their node themselves (`spec.nodeName`), past every scheduler.
+"""Checks pods that ask for a GPU and name their node themselves (`spec.nodeName`), past every scheduler.
 Pure.
 
 Before kubelet admits a pod it strikes out extended resources that its node has never had
-(`removeMissingExtendedResources`); such a pod starts, no device plugin is asked, and nobody tells its
-containers which GPUs they see: an image that says `all` sees every one. A resource that the node has had is
-still in its status with an amount, be it 0, and kubelet refuses who asks for more.
+(`removeMissingExtendedResources`); such a pod starts, no device plugin is called, and nothing limits the GPUs
+that its containers see: an image that says `all` sees every one. A resource that the node has had is still in
+its status with an amount, even if 0, and kubelet rejects a pod that asks for more.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Called from the thread of reviews."""
 
 
 def unknown(node: str) -> Collection[str]:
-    """`Offered` where nobody follows the cluster's nodes."""
+    """`Offered` for a process that does not follow the cluster's nodes."""
     raise Unavailable("the nodes of the cluster are not followed here")
 
 
 def why_not_there(spec: EnvSpec, annotations: Mapping[str, str], offered: Offered) -> str:
     """Why a new pod cannot be let onto the node that it names; "" if it can, or names none.
 
-    What is there already, started from a file, is told by a mirror pod; of others' pods with that annotation
-    kubelet starts none.
+    A mirror pod shows a pod that kubelet has already started from a file; kubelet starts no other pod with
+    that annotation.
     """
     node = spec.node_name
     if not node or names.MIRROR_POD in annotations:
         return ""
     for container in (*spec.containers, *(spec.init_containers or ())):
         for resource in asked(container.resources, _gpus):
-            # What is written in old words is translated.
+            # Requests in the form of Kubernetes 1.4 to 1.9 are translated.
             resource = names.WHOLE_GPU if resource == names.HISTORICAL_GPU else resource
             asks = f"spec.nodeName: container {quoted(container.name)} asks for {resource[:100]}"
             otherwise = "say where it may run by a node selector or affinity, so that a scheduler looks"

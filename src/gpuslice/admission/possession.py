@@ -19,21 +19,21 @@ from gpuslice.errors import InputError
 RECORDS: Final = frozenset(
     {*names.GPUSHARE_ANNOTATIONS, names.GPUSHARE_ALLOCATION, names.ALLOCATION, names.BIND_FENCE}
 )
-"""Annotations by which a pod has a GPU, or cannot be bound to one."""
+"""Annotations that record a pod's GPU, or keep it from being bound to one."""
 CDI: Final = "cdi.k8s.io"
-"""What stands before the slash, or ends it: NVIDIA's GPU operator says nvidia.cdi.k8s.io."""
+"""The prefix before the slash, or its end: NVIDIA's GPU operator writes nvidia.cdi.k8s.io."""
 _DEVICE: Final = re.compile(r"([A-Za-z][-A-Za-z0-9_.]*)/[A-Za-z][-A-Za-z0-9_]*=[^,=\s]+")
 _NVIDIA: Final = "nvidia.com"
 
 
 MOST: Final = 100
-"""So many are taken out of one pod."""
+"""The most annotations that are taken out of one pod."""
 
 
 def unclaimed(annotations: Mapping[str, str]) -> tuple[list[dict[str, object]], list[str]]:
     """The JSON patch that takes such annotations out of a new pod, and why.
 
-    Raises InputError if there are more of them than anybody has by mistake.
+    Raises InputError if there are more such annotations than anybody has by mistake.
     """
     records = sorted(RECORDS & annotations.keys())
     devices = sorted(key for key, value in annotations.items() if _is_of_cdi(key) and _may_be_gpus(value))

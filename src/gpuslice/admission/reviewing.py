@@ -1,6 +1,7 @@
 """Runs reviews in a thread of their own: the largest takes most of a second, too long for the event loop.
 
-One at a time, the smallest first: whoever sends large ones holds up large ones. How many wait has a bound.
+One review at a time, the smallest first, so that large reviews only hold up large ones. The number of waiting
+reviews is bounded.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from gpuslice.admission.mutate import review
 from gpuslice.errors import Unavailable
 
 LIMIT: Final = 3 * 1024 * 1024
-"""Bytes of a review. etcd takes no object of more than 1.5 MiB; larger is only what somebody has padded."""
+"""Bytes of a review. etcd takes no object of more than 1.5 MiB; a larger review has been padded."""
 LARGE: Final = 64 * 1024
-"""Bytes from which on a review is only what few pods need, or what somebody has padded."""
+"""Bytes from which on a review is large: few pods need as many, and others have been padded."""
 PATIENCE_SECONDS: Final = 1.0
-"""So long a large one waits for its turn: after two the API server would let the pod in unseen."""
+"""Seconds that a large review waits for its turn: after two the API server would admit the pod without our
+answer."""
 WAITING: Final = 64
 WAITING_BYTES: Final = 8 * LIMIT
 TOO_MANY: Final = "too many reviews wait; ask again"
@@ -46,7 +48,7 @@ class Reviews:
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
 
     async def __call__(self, body: bytes) -> bytes:
-        """Raises what `mutate.review` does, and Unavailable for one that cannot wait for its turn."""
+        """Raises what `mutate.review` raises, and Unavailable for a review that cannot wait for its turn."""
         if self._busy:
             turn = asyncio.get_running_loop().create_future()
             self._arrived += 1
@@ -72,7 +74,7 @@ class Reviews:
             raise
 
     def _make_room(self) -> None:
-        """Turn the largest away until the others may wait."""
+        """Refuse the largest reviews until the remaining ones are within the bounds."""
         while len(self._queue) > self._most or sum(size for size, *_ in self._queue) > self._most_bytes:
             largest = max(self._queue)
             self._queue.remove(largest)

@@ -1,9 +1,9 @@
 """Keeps our certificates good: in a Secret, in the webhook's caBundle, and as files for the HTTP server.
 
-Every replica does the same, again and again: what is in the Secret is made good if it is not, then the API
-server is told whom to trust, and only then the files change. Two replicas that renew at the same moment are
-told apart by the Secret's resourceVersion: the slower one takes what the faster has made. So there is no
-leader here, and no job to rotate anything.
+Every replica does the same, again and again: it renews what is no longer good in the Secret, then writes the
+trusted authority into the webhook's caBundle, and only then changes the files. Two replicas that renew at the
+same moment are told apart by the Secret's resourceVersion: the slower one takes what the faster has made. So
+there is no leader here, and no job to rotate anything.
 
 The Secret must exist, perhaps empty; the right to create Secrets cannot be restricted to one name.
 """
@@ -54,7 +54,7 @@ class _Webhook(Wire, frozen=True, gc=False):
 
 
 class MutatingWebhookConfiguration(KubeObject, frozen=True, gc=False):
-    """Whom the API server asks about new objects, and whose certificates it trusts."""
+    """The webhooks that the API server calls for new objects, with the certificates that it trusts."""
 
     resource: ClassVar[Resource] = Resource(
         "admissionregistration.k8s.io",
@@ -67,9 +67,9 @@ class MutatingWebhookConfiguration(KubeObject, frozen=True, gc=False):
 
 
 class CertificateKeeper:
-    """One replica's part. `webhook`: the MutatingWebhookConfiguration to be told, if any.
+    """One replica's part. `webhook`: the MutatingWebhookConfiguration to keep up to date, if any.
 
-    `client`: is a client certificate wanted, for whom the extender lets in?
+    `client_certificate`: whether there is to be one, for the client that the extender lets in.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class CertificateKeeper:
                 MutatingWebhookConfiguration, self._webhook, {"webhooks": hooks}, patch_type="strategic"
             )
         except NotFound:
-            return  # nobody asks us; whoever makes the configuration is served within a minute
+            return  # there is no configuration yet; once it is created it is filled within a minute
         _log.info("the API server is told whom to trust", webhook=self._webhook)
 
     def _write(self, stored: Mapping[str, bytes]) -> None:

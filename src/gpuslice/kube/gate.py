@@ -1,9 +1,9 @@
 """The gate before every decision: open while the state of the cluster is complete and this process leads.
 
-A decision from half a picture promises the same GPU twice, and nothing undoes that. So there is one `Gate`:
-it knows by name which lists of the API server its askers need, and says which of them are not whole at this
-moment. It is asked at the moment of acting, and again between the steps of what takes long: `GatedClient`
-does that for every write.
+A decision from an incomplete state promises the same GPU twice, and nothing undoes that. So there is one
+`Gate`: it knows by name which lists of the API server a decision needs, and says which of them are not
+complete at this moment. It is checked at the moment of acting, and again between the steps of long work:
+`GatedClient` does that for every write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Followed(Protocol):
 
 
 class Gate:
-    """Lists that must be whole, and who must lead. Without any it is open.
+    """The lists that must be complete, and the leadership that must be held. Without any the gate is open.
 
     `beside`: another gate that has to be open as well.
     """
@@ -50,7 +50,7 @@ class Gate:
         return [*more, *(one.name for one in self.lists if not one.whole)]
 
     def incomplete(self) -> str:
-        """Why nothing may be told of the cluster now; "" if it may."""
+        """Why nothing may be reported about the cluster now; "" if it may."""
         lacking = self.lacking()
         if not lacking:
             return ""

@@ -46,15 +46,15 @@ class Lease(KubeObject, frozen=True, gc=False):
 
 
 class Leadership(Protocol):
-    """Tells whether this process is the one that acts."""
+    """Tells whether this process leads."""
 
     @property
     def leads(self) -> bool:
-        """True while it does, at this moment. Ask again before the next step."""
+        """True if it leads at this moment. Ask again before the next step."""
 
     @property
     def why(self) -> str:
-        """Why it does not, in a few words."""
+        """Why it does not lead, in a few words."""
 
     async def run(self) -> None:
         """Keep that true, for ever."""
@@ -71,7 +71,7 @@ class Alone:
 
 
 class Candidate:
-    """Campaigns for a Lease. `on_change` is told about every beginning and end of leading."""
+    """Campaigns for a Lease. `on_change` is called at every beginning and end of leading."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class Candidate:
         self._on_change = on_change
         self._seen = ("", "")
         self._seen_at = 0.0
-        self._renewed_at: float | None = None  # when the last renewal was asked for; None: it is not ours
+        self._renewed_at: float | None = None  # when the last renewal was sent; None: the Lease is not ours
         self._said = False
         self._told: bool | None = None
 
     @property
     def leads(self) -> bool:
-        """True for RENEW_SECONDS after the last renewal was asked for."""
+        """True for RENEW_SECONDS after the last renewal was sent."""
         since = self._renewed_at
         return since is not None and self._clock.monotonic() - since < RENEW_SECONDS
 
