@@ -1,4 +1,4 @@
-"""Where to listen, as people write it."""
+"""Reads the addresses to listen on, as people write them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from gpuslice.errors import GpuSliceError, InputError, Unavailable
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 START: Final = 4096
-"""Bytes that are kept of a body that is too large, or gave way."""
+"""Bytes that are kept of a body that is too large or gave way to others."""
 
 Answer = tuple[int, str, bytes]
 """Status, content type, body."""
@@ -24,7 +24,7 @@ NOT_ALLOWED: Final[Answer] = (405, TEXT, b"Method Not Allowed\n")
 
 
 class TooLarge(InputError):
-    """The body of a request is larger than what asks for it allows. `start`: how it begins."""
+    """The body of a request is larger than its reader allows. `start`: how it begins."""
 
     def __init__(self, limit: int, start: bytes) -> None:
         super().__init__(f"the body of this request may be {limit} bytes long")
@@ -67,7 +67,7 @@ class _Body:
 
 
 class Bodies:
-    """Those that are being read, together within `most` bytes: beyond that the largest is forgotten.
+    """The bodies that are being read, together within `most` bytes: beyond that the largest is dropped.
 
     Each is within its own limit, but there may be hundreds at once, of clients that are slow on purpose.
     """
@@ -79,7 +79,7 @@ class Bodies:
 
     @contextmanager
     def one(self) -> Iterator[_Body]:
-        """A new one, which counts while the block runs."""
+        """A new body, which counts while the block runs."""
         body = _Body()
         self._reading.add(body)
         try:
@@ -88,7 +88,7 @@ class Bodies:
             self._forget(body)
 
     def add(self, body: _Body, piece: bytes) -> None:
-        """A piece of it has come. Raises GaveWay if the body had to."""
+        """Add a piece of the body. Raises GaveWay if the body had to give way to others."""
         body.start = body.start or piece[:START]
         if body in self._reading:
             body.pieces.append(piece)

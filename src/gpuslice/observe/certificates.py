@@ -1,6 +1,6 @@
 """Making and judging certificates: an authority, what it signs, and what a certificate is good for.
 
-Everything here is a value: who keeps certificates, and for how long they are good, is said by who uses them.
+Everything here is a value: the callers decide where certificates are kept and how long they are good.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 EARLIER: Final = timedelta(hours=1)
-"""Certificates begin so long before they are made: clocks differ."""
+"""Certificates are valid from this long before they are made, since clocks differ."""
 SERVER: Final = ExtendedKeyUsageOID.SERVER_AUTH
 CLIENT: Final = ExtendedKeyUsageOID.CLIENT_AUTH
 
@@ -34,7 +34,7 @@ class Authority:
 
     @classmethod
     def new(cls, name: str, now: datetime, days: int) -> Authority:
-        """One that is good for so many days."""
+        """A new authority that is good for so many days."""
         key = ec.generate_private_key(ec.SECP256R1())
         made = (
             _builder(_name(name), _name(name), key.public_key(), now, days)
@@ -47,7 +47,7 @@ class Authority:
 
     @classmethod
     def read(cls, certificate: bytes, key: bytes) -> Authority:
-        """One that was kept as PEM. Raises ValueError, or TypeError for another kind of key than ours."""
+        """An authority from its PEM. Raises ValueError, or TypeError for another kind of key than ours."""
         loaded = serialization.load_pem_private_key(key, None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             raise TypeError("the key of an authority is one of an elliptic curve")
@@ -158,7 +158,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    """What the key is for: clients that follow RFC 5280 to the letter (Python 3.13) insist on it."""
+    """The key usage, on which clients that follow RFC 5280 to the letter (Python 3.13) insist."""
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,

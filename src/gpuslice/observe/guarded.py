@@ -2,8 +2,8 @@
 
 asyncio's own accept loop takes connections without end, and when files run out it logs the same line two
 thousand times a second (Python 3.11 to 3.13). Ours takes one connection in each turn of the loop. When all
-places are taken, the one that has been waited for longest goes: whoever says nothing cannot keep out the API
-server or a probe.
+places are taken, the connection whose client has been waited for longest is closed: a silent client cannot
+keep out the API server or a probe.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpuslice.observe.repeats import Repeats
 
 LOOK_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.1
-"""Before the next try to accept when there is no file left."""
+"""Seconds before the next accept when no file descriptor is left."""
 FILES: Final = 65536
-"""Open files that are asked for, if the process may have so many."""
+"""The limit of open files to ask for, if the process may have so many."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class GuardedServer(uvicorn.Server):
         self.accepting.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more, let those go that are answered, then the rest."""
+        """Accept no more connections; close those that are answered, then the rest."""
         for door in self._doors:
             door.cancel()
         await asyncio.gather(*self._doors, return_exceptions=True)
@@ -74,7 +74,7 @@ class GuardedServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the process's handlers alone: Ctrl-C is the business of whoever assembles the program."""
+        """Leave the process's handlers alone: Ctrl-C is handled where the program is assembled."""
         yield
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -117,7 +117,7 @@ class GuardedServer(uvicorn.Server):
                 self._forget(guest)
 
     def _make_room(self) -> bool:
-        """Let the one go that has been waited for longest; False if all are being answered."""
+        """Close the connection whose client has been waited for longest; False if all are being answered."""
         waited_for = [guest for guest in self.guests if guest.part is not Part.ANSWER]
         if waited_for:
             min(waited_for, key=lambda guest: guest.rank).give_way()

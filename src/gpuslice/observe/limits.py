@@ -1,4 +1,4 @@
-"""One connection of an HTTP server, within limits: uvicorn's protocol, which has none of its own.
+"""Puts limits on one connection of an HTTP server: uvicorn's protocol has none of its own.
 
 httptools collects a header until it ends, however long it gets; uvicorn waits for ever for a request to be
 complete, and makes an object of every pipelined one. Here each part of a request has a size and a time. Time
@@ -27,7 +27,9 @@ class Limits:
     """What a client may do. Times are in looks, which are seconds."""
 
     header_bytes: int = 64 * KIB
-    """Of the request line and all headers together; as much again between two pieces of a chunked body."""
+    """Bytes of the request line and all headers together; as much again between two pieces of a chunked
+    body.
+    """
     headers: int = 100
     body_bytes: int = 3 * MIB
     """As kube-apiserver takes and sends at most."""
@@ -42,9 +44,11 @@ class Limits:
     write_seconds: int = 30
     """How long a client may take none of its answer."""
     linger_seconds: int = 2
-    """How long one that was refused is listened to, so that it reads why instead of a reset connection."""
+    """How long a refused client is still read from, so that it gets the reason instead of a reset
+    connection.
+    """
     linger_bytes: int = 16 * MIB
-    """How much of it."""
+    """How many bytes are read from it then."""
 
 
 class Part(Enum):
@@ -127,7 +131,7 @@ class Connection(HttpToolsProtocol):
             case Part.HEADERS if self.looks > limits.header_seconds:
                 self._refuse(408, f"the headers of a request must be here within {limits.header_seconds} s")
             case Part.BODY if self.flow.read_paused:
-                self.looks = 0  # it is we who do not read
+                self.looks = 0  # it is this server that does not read
             case Part.BODY if self.looks > limits.body_seconds:
                 self._refuse(408, f"the body of a request must be here within {limits.body_seconds} s")
             case Part.IDLE if self.looks > limits.idle_seconds:

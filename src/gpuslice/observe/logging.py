@@ -14,7 +14,7 @@ from gpuslice.observe.repeats import StandardLibrary
 def setup(*, json: bool | None = None, level: str = "info") -> None:
     """Configure structlog. `json=None` means JSON unless stderr is a terminal.
 
-    What libraries log comes in the same form, and what repeats is counted.
+    The logs of libraries get the same form, and repeated ones are counted.
     """
     if json is None:
         json = not sys.stderr.isatty()

@@ -78,7 +78,7 @@ class Metrics:
             self.unreadable.labels(kind).set(number)
 
     def count_failed_actions(self, counts: Mapping[str, int]) -> None:
-        """What controllers could not do since the start, by the kind of action."""
+        """The failed actions of controllers since the start, by the kind of action."""
         for action, number in counts.items():
             self.failed_actions.labels(action).inc(number - self._failed[action])
             self._failed[action] = number

@@ -14,7 +14,7 @@ def import_structlog() -> None:
     if "structlog" in sys.modules or "rich" in sys.modules:
         return
     modules = cast("dict[str, object]", sys.modules)
-    modules["rich"] = None  # what Python takes for a module that is not installed
+    modules["rich"] = None  # Python treats it as a module that is not installed
     try:
         import structlog  # noqa: F401 (for its being imported)
     finally:

@@ -11,7 +11,7 @@ from gpuslice.observe.limits import Limits
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text."""
 LIMITS: Final = Limits(body_bytes=0)
-"""Nothing is sent to these routes."""
+"""No route takes a body."""
 
 
 class ProbesApp:

@@ -1,4 +1,4 @@
-"""Logs that repeat are counted, not written: what a stranger can provoke must not fill a disk.
+"""Counts repeated logs instead of writing them: logs that a stranger can provoke must not fill a disk.
 
 The first of equal events is written at once. Those within the next minute are counted, and the first one
 after it says how many there were.
@@ -17,7 +17,7 @@ import structlog
 
 QUIET_SECONDS: Final = 60.0
 REMEMBERED: Final = 256
-"""Events that are told apart; beyond, the one that was written longest ago is forgotten."""
+"""Number of events that are distinguished; beyond it the one written longest ago is forgotten."""
 
 
 @dataclass(slots=True)

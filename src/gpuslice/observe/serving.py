@@ -1,6 +1,6 @@
 """An HTTP server inside our own event loop: uvicorn without its signal handlers, within `limits`.
 
-The server shares memory with whatever answers; Ctrl-C and SIGTERM stay with whoever assembled the process.
+The server shares memory with the application; Ctrl-C and SIGTERM are handled where the process is assembled.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # Only now is the address certainly ours: with SO_REUSEADDR two may bind it before one listens.
+        # Only after this is the address certainly ours: with SO_REUSEADDR two may bind it before one listens.
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
