@@ -269,13 +269,6 @@ class Registry:
         """All served versions of one storage."""
         return [kind for kind in self._kinds.values() if kind.key == key]
 
-    def by_kind(self, api_version: str, name: str) -> Kind | None:
-        """The resource of an object's apiVersion and kind."""
-        for kind in self._kinds.values():
-            if kind.kind == name and kind.api_version == api_version:
-                return kind
-        return None
-
     def is_stored_form(self, kind: Kind) -> bool:
         """Whether stored bytes can be sent as they are."""
         if kind.stored_as is not None:

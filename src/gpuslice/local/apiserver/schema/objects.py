@@ -84,12 +84,3 @@ def path(obj: Any, dotted: str) -> Any:
     for part in dotted.lstrip(".").split("."):
         obj = obj.get(part) if isinstance(obj, dict) else None
     return obj
-
-
-def controller_of(obj: Json) -> Json | None:
-    """The owner reference with controller: true."""
-    for owner in obj["metadata"].get("ownerReferences") or ():
-        if owner.get("controller"):
-            found: Json = owner
-            return found
-    return None
